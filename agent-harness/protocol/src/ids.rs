@@ -1,0 +1,169 @@
+//! Ids as newtypes, so that a turn cannot be passed where a tool call is meant.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Longest id accepted from outside, in bytes. Ids travel in every event's correlation.
+pub const ID_BYTES_MAX: usize = 128;
+
+/// Why a string is no id.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum IdError {
+    #[error("an id must not be empty")]
+    Empty,
+    #[error("an id has at most {ID_BYTES_MAX} bytes, this one has {0}")]
+    TooLong(usize),
+    #[error("an id has only letters, digits, '.', '_', ':' and '-', and does not start with '.' or '-'")]
+    Character,
+}
+
+/// Ids made here: UUIDv7, so they sort by creation.
+macro_rules! uuid_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(Uuid);
+
+        impl $name {
+            /// A fresh id. Reads the clock and the random source: call it at the edge.
+            #[must_use]
+            pub fn fresh() -> Self {
+                Self(Uuid::now_v7())
+            }
+
+            /// The id with this number, for tests and replay.
+            #[must_use]
+            pub const fn from_u128(value: u128) -> Self {
+                Self(Uuid::from_u128(value))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(formatter)
+            }
+        }
+    };
+}
+
+/// Ids that an operator or a peer may choose: a checked token, safe as a file name.
+macro_rules! token_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(String);
+
+        impl $name {
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = IdError;
+
+            fn from_str(text: &str) -> Result<Self, IdError> {
+                check_token(text)?;
+                Ok(Self(text.to_owned()))
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+
+            fn try_from(text: String) -> Result<Self, IdError> {
+                check_token(&text)?;
+                Ok(Self(text))
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(id: $name) -> Self {
+                id.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str(&self.0)
+            }
+        }
+    };
+}
+
+uuid_id!(
+    /// One model request, with the tool calls that answer it.
+    TurnId
+);
+uuid_id!(
+    /// One tool call. Ours, not the provider's: a provider's id is only unique within its stream.
+    ToolCallId
+);
+uuid_id!(
+    /// One command that a tool call runs.
+    CommandId
+);
+token_id!(
+    /// One run of an agent over one conversation.
+    SessionId
+);
+token_id!(
+    /// The agent, which outlives its sessions.
+    AgentId
+);
+token_id!(
+    /// A scope, named by the collector.
+    ScopeId
+);
+token_id!(
+    /// An id handed down by whoever started the agent: a mission, a task.
+    TokenId
+);
+
+impl SessionId {
+    /// A fresh UUIDv7 session id.
+    #[must_use]
+    pub fn fresh() -> Self {
+        Self(Uuid::now_v7().to_string())
+    }
+}
+
+fn check_token(text: &str) -> Result<(), IdError> {
+    let first = text.bytes().next().ok_or(IdError::Empty)?;
+    if text.len() > ID_BYTES_MAX {
+        return Err(IdError::TooLong(text.len()));
+    }
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-');
+    if matches!(first, b'.' | b'-') || !text.bytes().all(allowed) {
+        return Err(IdError::Character);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_id_is_safe_as_a_file_name() {
+        for bad in ["", "..", "a/b", "-rf", "a b", "a\0", "é", ".hidden"] {
+            assert!(bad.parse::<SessionId>().is_err(), "{bad:?} was accepted");
+        }
+        assert_eq!("x".repeat(129).parse::<SessionId>(), Err(IdError::TooLong(129)));
+        assert!("run-7:attempt.2_b".parse::<SessionId>().is_ok());
+        assert!(serde_json::from_str::<SessionId>("\"../etc\"").is_err());
+    }
+
+    #[test]
+    fn fresh_ids_are_version_7_and_differ() {
+        let (first, second) = (ToolCallId::fresh(), ToolCallId::fresh());
+        assert_ne!(first, second);
+        assert_eq!(first.to_string().as_bytes()[14], b'7');
+    }
+}

@@ -1,0 +1,172 @@
+//! The file: opening with verification, and appending.
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use iteron_protocol::SessionId;
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::entry::{Entry, GENESIS, Line, seal, unseal};
+
+/// Longest line that is read back, in bytes: an entry holds at most one model answer.
+const LINE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot open the record {path}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("another process writes the record {path}")]
+    Locked { path: PathBuf },
+    #[error("the record {path} does not verify; keep it, and use another session id")]
+    Verify {
+        path: PathBuf,
+        #[source]
+        source: VerifyError,
+    },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    #[error("cannot read")]
+    Io(#[from] io::Error),
+    #[error("line {line} is not an entry with a right hash")]
+    Entry { line: u64 },
+    #[error("line {line} does not follow the one before it")]
+    Chain { line: u64 },
+    #[error("line {line} is longer than {LINE_BYTES_MAX} bytes")]
+    TooLong { line: u64 },
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    #[error("cannot encode an entry")]
+    Encode(#[from] serde_json::Error),
+    #[error("cannot write the record")]
+    Io(#[from] io::Error),
+    #[error("the record failed before and takes no more entries")]
+    Broken,
+}
+
+/// The record of one session, open for appending.
+#[derive(Debug)]
+pub struct Record {
+    file: Flock<File>,
+    path: PathBuf,
+    next_seq: u64,
+    head: String,
+    broken: bool,
+}
+
+/// What was found when a record was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    pub entries: u64,
+    /// Bytes of a torn last line, cut off.
+    pub torn_bytes: u64,
+}
+
+/// What a verified record ends with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verified {
+    pub entries: u64,
+    pub head: String,
+    pub intact_bytes: u64,
+    pub torn_bytes: u64,
+}
+
+impl Record {
+    /// Opens or creates `<dir>/<session>.jsonl`, verifies all of it, and cuts off a torn tail.
+    pub fn open(dir: &Path, session: &SessionId) -> Result<(Self, Opened), OpenError> {
+        let path = dir.join(format!("{session}.jsonl"));
+        let failed = |source| OpenError::Io { path: path.clone(), source };
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(&path)
+            .map_err(failed)?;
+        let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+            if errno == Errno::EWOULDBLOCK {
+                OpenError::Locked { path: path.clone() }
+            } else {
+                failed(errno.into())
+            }
+        })?;
+        let found = verify(&mut *file).map_err(|source| OpenError::Verify { path: path.clone(), source })?;
+        if found.torn_bytes > 0 {
+            file.set_len(found.intact_bytes).map_err(failed)?;
+        }
+        file.seek(SeekFrom::End(0)).map_err(failed)?;
+        file.sync_all().map_err(failed)?;
+        // The name itself must survive as well.
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed)?;
+        let opened = Opened { entries: found.entries, torn_bytes: found.torn_bytes };
+        let record = Self { file, path, next_seq: found.entries + 1, head: found.head, broken: false };
+        Ok((record, opened))
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends an entry; a terminal one is on disk when this returns. After a failure nothing more
+    /// is taken, since a hole in the chain would not be a record.
+    pub fn append(&mut self, at_ms: i64, entry: Entry) -> Result<(), AppendError> {
+        if self.broken {
+            return Err(AppendError::Broken);
+        }
+        let terminal = entry.is_terminal();
+        let line = Line { seq: self.next_seq, at_ms, prev: self.head.clone(), entry };
+        let (bytes, hash) = seal(&line)?;
+        let written =
+            self.file.write_all(&bytes).and_then(|()| if terminal { self.file.sync_data() } else { Ok(()) });
+        if let Err(error) = written {
+            self.broken = true;
+            return Err(error.into());
+        }
+        self.next_seq += 1;
+        self.head = hash;
+        Ok(())
+    }
+}
+
+/// Reads a record from its beginning and checks every hash and link.
+pub fn verify(file: impl io::Read + Seek) -> Result<Verified, VerifyError> {
+    let mut reader = BufReader::new(file);
+    reader.seek(SeekFrom::Start(0))?;
+    let mut found = Verified { entries: 0, head: GENESIS.to_owned(), intact_bytes: 0, torn_bytes: 0 };
+    let mut bytes = Vec::new();
+    loop {
+        let line = found.entries + 1;
+        bytes.clear();
+        let limit = u64::try_from(LINE_BYTES_MAX).unwrap_or(u64::MAX);
+        let read = io::Read::take(&mut reader, limit).read_until(b'\n', &mut bytes)?;
+        if read == 0 {
+            return Ok(found);
+        }
+        let Some(body) = bytes.strip_suffix(b"\n") else {
+            if read == LINE_BYTES_MAX {
+                return Err(VerifyError::TooLong { line });
+            }
+            found.torn_bytes = u64::try_from(read).unwrap_or(u64::MAX);
+            return Ok(found);
+        };
+        let (entry, hash) = unseal(body).ok_or(VerifyError::Entry { line })?;
+        if entry.seq != line || entry.prev != found.head {
+            return Err(VerifyError::Chain { line });
+        }
+        found.entries = line;
+        found.head = hash;
+        found.intact_bytes += u64::try_from(read).unwrap_or(u64::MAX);
+    }
+}
