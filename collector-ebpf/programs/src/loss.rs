@@ -1,0 +1,88 @@
+//! Sending records, and counting those that could not be sent: attempts = emitted + lost, always.
+
+use activity_ebpf_abi::maps::{LossCount, LossKey};
+use activity_ebpf_abi::{LossReason, RecordKind};
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_ringbuf_output};
+use aya_ebpf::maps::RingBuf;
+
+use crate::maps::{ISSUED, LOSSES, LOSS_OVERFLOW};
+
+#[inline(always)]
+fn add_one(counter: *mut u64) {
+    // SAFETY: an aligned counter in a map value. Atomic, since a softirq may run another program on this CPU
+    // between a load and a store.
+    unsafe { core::sync::atomic::AtomicU64::from_ptr(counter) }
+        .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+}
+
+/// Copies `length` bytes of a record into `ring`.
+#[inline(always)]
+pub fn emit(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64, record: *const u8, length: u64) {
+    // SAFETY: callers pass a record of `length` initialised bytes; a RingBuf is its definition, whose address
+    // the loader replaces with the map.
+    let failed = unsafe {
+        bpf_ringbuf_output(core::ptr::from_ref(ring).cast_mut().cast(), record.cast_mut().cast(), length, 0)
+    } != 0;
+    if failed {
+        record_lost(kind, LossReason::RingFull, cgroup_id);
+    } else if let Some(issued) = ISSUED.get_ptr_mut(kind as u32) {
+        // SAFETY: a non-null map value.
+        add_one(unsafe { &raw mut (*issued).emitted });
+    }
+}
+
+/// Counts a record that was due and could not be sent.
+#[inline(always)]
+pub fn record_lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
+    lost(kind, reason, cgroup_id);
+    if let Some(issued) = ISSUED.get_ptr_mut(kind as u32) {
+        // SAFETY: a non-null map value.
+        add_one(unsafe { &raw mut (*issued).lost });
+    }
+}
+
+/// Counts one loss (of a record, or of what a map would have held) against the cgroup that suffered it.
+#[inline(never)]
+pub fn lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    let key = LossKey { cgroup_id, kind: kind as u32, reason: reason as u32 };
+    if add(&key, now) {
+        return;
+    }
+    let first = LossCount { count: 1, first_ns: now, last_ns: now };
+    if LOSSES.insert(&key, &first, u64::from(BPF_NOEXIST)).is_ok() {
+        return;
+    }
+    // Another CPU was faster, or the map is full.
+    if add(&key, now) {
+        return;
+    }
+    if let Some(overflow) = LOSS_OVERFLOW.get_ptr_mut(kind as u32) {
+        count(overflow, now);
+    }
+}
+
+#[inline(always)]
+fn add(key: &LossKey, now: u64) -> bool {
+    match LOSSES.get_ptr_mut(key) {
+        Some(value) => {
+            count(value, now);
+            true
+        }
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn count(value: *mut LossCount, now: u64) {
+    // SAFETY: a non-null map value. The times are advisory and may be written by two CPUs at once.
+    unsafe {
+        add_one(&raw mut (*value).count);
+        if (*value).first_ns == 0 {
+            (*value).first_ns = now;
+        }
+        (*value).last_ns = now;
+    }
+}

@@ -1,0 +1,283 @@
+//! TCP: `inet_sock_set_state(const struct sock *sk, const int oldstate, const int newstate)`.
+//!
+//! connect() and listen() change the state in the caller's context, so the owner is the current process. A
+//! connection that is accepted is established in softirq context, whoever runs there; its owner is that of the
+//! listening socket, found by network namespace, address and port.
+
+use activity_ebpf_abi::maps::{ListenerKey, Owner, TcpSocket};
+use activity_ebpf_abi::offsets::ABSENT;
+use activity_ebpf_abi::records::{
+    AF_INET, AF_INET6, FLOW_BYTES, FlowBody, FlowDirection, FlowPhase, Header, flow_flags, missing,
+};
+use activity_ebpf_abi::{LossReason, RecordKind};
+use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
+use aya_ebpf::macros::raw_tracepoint;
+use aya_ebpf::programs::RawTracePointContext;
+
+use crate::loss::{emit, lost};
+use crate::maps::{RING_FLOW, TCP_LISTENERS, TCP_SOCKETS};
+use crate::offset;
+use crate::read::{Missing, at};
+use crate::task;
+
+/// States of include/net/tcp_states.h.
+const TCP_ESTABLISHED: u32 = 1;
+const TCP_SYN_SENT: u32 = 2;
+const TCP_CLOSE: u32 = 7;
+const TCP_LISTEN: u32 = 10;
+const IPPROTO_TCP: u16 = 6;
+
+#[repr(C)]
+struct FlowRecord {
+    header: Header,
+    body: FlowBody,
+}
+
+struct Addresses {
+    family: u16,
+    local_port: u16,
+    peer_port: u16,
+    local: [u8; 16],
+    peer: [u8; 16],
+}
+
+#[raw_tracepoint(tracepoint = "inet_sock_set_state")]
+pub fn on_tcp_state(ctx: RawTracePointContext) -> i32 {
+    let sk: u64 = ctx.arg(0);
+    let old_state: u64 = ctx.arg(1);
+    let new_state: u64 = ctx.arg(2);
+    let (old_state, new_state) = (old_state as u32, new_state as u32);
+    // MPTCP and others share the tracepoint.
+    if at::<u16>(sk, offset!(sock_protocol)).is_some_and(|protocol| protocol & 0xff != IPPROTO_TCP) {
+        return 0;
+    }
+    match (old_state, new_state) {
+        (_, TCP_SYN_SENT) => connecting(sk, old_state),
+        (_, TCP_LISTEN) => listening(sk, old_state),
+        (_, TCP_ESTABLISHED) => established(sk, old_state),
+        (TCP_LISTEN, TCP_CLOSE) => unlisten(sk),
+        (_, TCP_CLOSE) => closed(sk, old_state),
+        _ => {}
+    }
+    0
+}
+
+#[inline(always)]
+fn connecting(sk: u64, old_state: u32) {
+    let owner = task::owner();
+    let now = task::now();
+    let socket = TcpSocket {
+        flow_id: new_flow_id(now),
+        first_seen_ns: now,
+        owner,
+        direction: FlowDirection::Outbound as u32,
+        flags: 0,
+    };
+    remember(sk, &socket);
+    report(sk, &socket, FlowPhase::Connecting, RecordKind::Flow, old_state);
+}
+
+#[inline(always)]
+fn listening(sk: u64, old_state: u32) {
+    let owner = task::owner();
+    let now = task::now();
+    if let Some(key) = listener_key(sk) {
+        if TCP_LISTENERS.insert(&key, &owner, 0).is_err() {
+            lost(RecordKind::Listen, LossReason::MapFull, owner.cgroup_id);
+        }
+    }
+    let socket = TcpSocket {
+        flow_id: new_flow_id(now),
+        first_seen_ns: now,
+        owner,
+        direction: FlowDirection::Inbound as u32,
+        flags: 0,
+    };
+    report(sk, &socket, FlowPhase::Listening, RecordKind::Listen, old_state);
+}
+
+#[inline(always)]
+fn unlisten(sk: u64) {
+    if let Some(key) = listener_key(sk) {
+        let _ = TCP_LISTENERS.remove(&key);
+    }
+}
+
+#[inline(always)]
+fn established(sk: u64, old_state: u32) {
+    if let Some(known) = TCP_SOCKETS.get_ptr_mut(&sk) {
+        // SAFETY: a non-null map value; the socket's own lock serialises its state changes.
+        let socket = unsafe {
+            (*known).flags |= u32::from(flow_flags::ESTABLISHED);
+            *known
+        };
+        report(sk, &socket, FlowPhase::Established, RecordKind::Flow, old_state);
+        return;
+    }
+    // An outbound socket that is not in the map was connecting before the programs were there.
+    let direction =
+        if old_state == TCP_SYN_SENT { FlowDirection::Outbound } else { FlowDirection::Inbound };
+    let now = task::now();
+    let owner = if direction == FlowDirection::Inbound { accepting_owner(sk) } else { None };
+    let socket = TcpSocket {
+        flow_id: new_flow_id(now),
+        first_seen_ns: now,
+        owner: owner.unwrap_or_else(|| unknown_owner(sk)),
+        direction: direction as u32,
+        flags: u32::from(flow_flags::ESTABLISHED),
+    };
+    remember(sk, &socket);
+    report(sk, &socket, FlowPhase::Established, RecordKind::Flow, old_state);
+}
+
+#[inline(always)]
+fn closed(sk: u64, old_state: u32) {
+    match TCP_SOCKETS.get_ptr(&sk) {
+        Some(known) => {
+            // SAFETY: a non-null map value.
+            let socket = unsafe { *known };
+            let _ = TCP_SOCKETS.remove(&sk);
+            report(sk, &socket, FlowPhase::Closed, RecordKind::Flow, old_state);
+        }
+        None => {
+            // Older than the programs, or it did not fit: its end is still worth a record.
+            let socket = TcpSocket { owner: unknown_owner(sk), ..TcpSocket::default() };
+            report(sk, &socket, FlowPhase::Closed, RecordKind::Flow, old_state);
+        }
+    }
+}
+
+#[inline(always)]
+fn remember(sk: u64, socket: &TcpSocket) {
+    if TCP_SOCKETS.insert(&sk, socket, 0).is_err() {
+        lost(RecordKind::Flow, LossReason::MapFull, socket.owner.cgroup_id);
+    }
+}
+
+/// Unique while the machine is up: one CPU sees a nanosecond once.
+#[inline(always)]
+fn new_flow_id(now: u64) -> u64 {
+    // SAFETY: a helper without arguments.
+    (now << 10) | u64::from(unsafe { bpf_get_smp_processor_id() } & 0x3ff)
+}
+
+/// Nobody is known to own the socket; its cgroup is, where the kernel keeps one.
+#[inline(always)]
+fn unknown_owner(sk: u64) -> Owner {
+    let mut absent = Missing(missing::OWNER | missing::START);
+    let data = offset!(sock_cgroup_data);
+    let cgroup = offset!(sock_cgroup);
+    let id = if data == ABSENT || cgroup == ABSENT || offset!(cgroup_subsys) != ABSENT {
+        None
+    } else {
+        // Before 5.15 the word may be tagged in its low bit and then is no pointer.
+        match at::<u64>(sk, data + cgroup) {
+            Some(pointer) if pointer & 1 == 0 => task::cgroup_id(pointer),
+            _ => None,
+        }
+    };
+    let cgroup_id = absent.or_flag(id, missing::CGROUP);
+    Owner { cgroup_id, missing: absent.0, ..Owner::default() }
+}
+
+#[inline(always)]
+fn addresses(sk: u64, absent: &mut Missing) -> Addresses {
+    let family = absent.or_flag(at::<u16>(sk, offset!(sock_family)), missing::ADDRESS);
+    let mut addresses = Addresses {
+        family,
+        // inet_num is cleared when the port is given back, before the last transition; inet_sport is not.
+        local_port: match at::<u16>(sk, offset!(inet_sport)) {
+            Some(port) => u16::from_be(port),
+            None => absent.or_flag(at(sk, offset!(sock_num)), missing::ADDRESS),
+        },
+        peer_port: u16::from_be(absent.or_flag(at(sk, offset!(sock_dport)), missing::ADDRESS)),
+        local: [0; 16],
+        peer: [0; 16],
+    };
+    if family == AF_INET6 {
+        addresses.local = absent.or_flag(at(sk, offset!(sock_saddr6)), missing::ADDRESS);
+        addresses.peer = absent.or_flag(at(sk, offset!(sock_daddr6)), missing::ADDRESS);
+    } else {
+        let local: [u8; 4] = absent.or_flag(at(sk, offset!(sock_saddr)), missing::ADDRESS);
+        let peer: [u8; 4] = absent.or_flag(at(sk, offset!(sock_daddr)), missing::ADDRESS);
+        addresses.local[..4].copy_from_slice(&local);
+        addresses.peer[..4].copy_from_slice(&peer);
+    }
+    addresses
+}
+
+#[inline(always)]
+fn listener_key(sk: u64) -> Option<ListenerKey> {
+    let mut absent = Missing(0);
+    let found = addresses(sk, &mut absent);
+    let net: u64 = at(sk, offset!(sock_net))?;
+    if absent.0 != 0 {
+        return None;
+    }
+    Some(ListenerKey {
+        net,
+        address: found.local,
+        port: u32::from(found.local_port),
+        family: u32::from(found.family),
+    })
+}
+
+/// Owner of the listening socket behind an accepted one: the one on its address, else on the wildcard, else on
+/// the dual-stack wildcard.
+#[inline(always)]
+fn accepting_owner(sk: u64) -> Option<Owner> {
+    let mut key = listener_key(sk)?;
+    // An IPv4 peer of a dual-stack listener: a v6 socket with mapped addresses.
+    // SAFETY (all three): the value is copied at once.
+    if let Some(owner) = unsafe { TCP_LISTENERS.get(&key) } {
+        return Some(*owner);
+    }
+    key.address = [0; 16];
+    // SAFETY: see above.
+    if let Some(owner) = unsafe { TCP_LISTENERS.get(&key) } {
+        return Some(*owner);
+    }
+    key.family = u32::from(AF_INET6);
+    // SAFETY: see above.
+    unsafe { TCP_LISTENERS.get(&key) }.copied()
+}
+
+#[inline(always)]
+fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, kind: RecordKind, old_state: u32) {
+    if socket.owner.ignored != 0 {
+        return;
+    }
+    let mut header = task::header_for(&socket.owner, kind, FLOW_BYTES as u32);
+    let mut absent = Missing(header.missing);
+    let found = addresses(sk, &mut absent);
+    let net: u64 = at(sk, offset!(sock_net)).unwrap_or(0);
+    let mut flags = socket.flags as u8;
+    let done = offset!(sock_done_bit);
+    let sock_flags: u64 = absent.or_flag(at(sk, offset!(sock_flags)), missing::BYTES);
+    if done < 64 && (sock_flags >> done) & 1 != 0 {
+        flags |= flow_flags::PEER_FINISHED;
+    }
+    let body = FlowBody {
+        flow_id: socket.flow_id,
+        first_seen_ns: socket.first_seen_ns,
+        bytes_sent: absent.or_flag(at(sk, offset!(tcp_bytes_sent)), missing::BYTES),
+        bytes_retransmitted: absent.or_flag(at(sk, offset!(tcp_bytes_retrans)), missing::BYTES),
+        bytes_received: absent.or_flag(at(sk, offset!(tcp_bytes_received)), missing::BYTES),
+        segments_out: absent.or_flag(at(sk, offset!(tcp_segs_out)), missing::PACKETS),
+        segments_in: absent.or_flag(at(sk, offset!(tcp_segs_in)), missing::PACKETS),
+        net_namespace: at(net, offset!(net_inum)).unwrap_or(0),
+        local_port: found.local_port,
+        peer_port: found.peer_port,
+        local_address: found.local,
+        peer_address: found.peer,
+        family: found.family,
+        socket_error: absent.or_flag(at::<u32>(sk, offset!(sock_err)), missing::RESULT) as u16,
+        phase: phase as u8,
+        direction: socket.direction as u8,
+        old_state: old_state as u8,
+        flags,
+    };
+    header.missing = absent.0;
+    let record = FlowRecord { header, body };
+    emit(&RING_FLOW, kind, socket.owner.cgroup_id, (&raw const record).cast(), FLOW_BYTES as u64);
+}
