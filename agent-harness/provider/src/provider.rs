@@ -1,0 +1,178 @@
+//! One question and its answer: attempts, timeouts, and the stream.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use eventsource_stream::{EventStreamError, Eventsource};
+use futures_util::StreamExt;
+use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Request, Response};
+use http_body_util::{BodyExt, BodyStream, Full, Limited};
+use hyper::body::Incoming;
+use iteron_context::MessagesRequest;
+use iteron_protocol::ProviderErrorClass;
+use tokio::time::timeout;
+
+use crate::assemble::{Answer, Assembler, Step};
+use crate::config::ProviderConfig;
+use crate::error::ProviderError;
+use crate::retry;
+use crate::sse::{ErrorBody, StreamEvent, WireError};
+use crate::transport::{Transport, TransportError};
+
+const API_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
+const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("iteron/", env!("CARGO_PKG_VERSION")));
+
+/// An error body is read up to here; it is for a person.
+const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
+const ERROR_MESSAGE_CHARS_MAX: usize = 500;
+
+/// What happens on the way to an answer, in order. Every `Attempt` is followed by one `Failed` or
+/// by the answer itself, unless the caller drops the future.
+#[derive(Debug)]
+pub enum Progress<'a> {
+    Attempt { attempt: u32 },
+    Text { text: &'a str },
+    /// `retry_in` is nothing when this was the last attempt.
+    Failed { attempt: u32, error: &'a ProviderError, class: ProviderErrorClass, retry_in: Option<Duration> },
+}
+
+#[derive(Debug, Clone)]
+pub struct Provider {
+    config: ProviderConfig,
+    transport: Transport,
+}
+
+impl Provider {
+    pub fn new(config: ProviderConfig) -> Result<Self, TransportError> {
+        let secure = config.messages_url.scheme_str() == Some("https");
+        let transport = Transport::new(secure, config.limits.connect_timeout)?;
+        Ok(Self { config, transport })
+    }
+
+    /// Asks, and asks again within the limits. Dropping the future cancels the request.
+    pub async fn ask(
+        &self,
+        request: &MessagesRequest,
+        mut observe: impl FnMut(Progress<'_>),
+    ) -> Result<Answer, ProviderError> {
+        let body = Bytes::from(serde_json::to_vec(request).map_err(ProviderError::Encode)?);
+        let mut attempt = 1;
+        loop {
+            observe(Progress::Attempt { attempt });
+            let error = match self.attempt(body.clone(), &mut observe).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let retry_in = retry::pause(&self.config.limits, attempt, &error, rand::random());
+            observe(Progress::Failed { attempt, error: &error, class: error.class(), retry_in });
+            let Some(pause) = retry_in else { return Err(error) };
+            tokio::time::sleep(pause).await;
+            attempt += 1;
+        }
+    }
+
+    async fn attempt(
+        &self,
+        body: Bytes,
+        observe: &mut impl FnMut(Progress<'_>),
+    ) -> Result<Answer, ProviderError> {
+        let idle = self.config.limits.idle_timeout;
+        let response = timeout(idle, self.transport.send(self.request(body)))
+            .await
+            .map_err(|_| ProviderError::HeaderTimeout(idle))?
+            .map_err(ProviderError::Transport)?;
+        if !response.status().is_success() {
+            return Err(refused(response, idle).await);
+        }
+        let kind = response.headers().get(CONTENT_TYPE).map_or(&b""[..], HeaderValue::as_bytes);
+        if !kind.starts_with(b"text/event-stream") {
+            return Err(ProviderError::Protocol("the content type is not text/event-stream"));
+        }
+        self.read(response.into_body(), observe).await
+    }
+
+    fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = http::Method::POST;
+        *request.uri_mut() = self.config.messages_url.clone();
+        let headers = request.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
+        headers.insert(http::header::USER_AGENT, USER_AGENT);
+        headers.insert("anthropic-version", API_VERSION);
+        headers.insert("x-api-key", self.config.api_key.header());
+        request
+    }
+
+    async fn read(
+        &self,
+        body: Incoming,
+        observe: &mut impl FnMut(Progress<'_>),
+    ) -> Result<Answer, ProviderError> {
+        let limits = &self.config.limits;
+        // The limit is what bounds the parser's buffer as well.
+        let body = Limited::new(body, limits.answer_bytes_max);
+        let bytes = BodyStream::new(body).filter_map(async |frame| match frame {
+            Ok(frame) => frame.into_data().ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        });
+        let mut events = std::pin::pin!(bytes.eventsource());
+        let mut assembler = Assembler::default();
+        loop {
+            let event = timeout(limits.idle_timeout, events.next())
+                .await
+                .map_err(|_| ProviderError::IdleTimeout(limits.idle_timeout))?
+                .ok_or(ProviderError::StreamCut)?
+                .map_err(|error| self.stream_error(&error))?;
+            let event: StreamEvent = serde_json::from_str(&event.data)
+                .map_err(|_| ProviderError::Protocol("an event's data is not its documented JSON"))?;
+            match assembler.take(event)? {
+                Step::Nothing => {}
+                Step::Text(text) => observe(Progress::Text { text: &text }),
+                Step::Done => return Ok(assembler.finish()),
+            }
+        }
+    }
+
+    fn stream_error(
+        &self,
+        error: &EventStreamError<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> ProviderError {
+        match error {
+            EventStreamError::Transport(error) if error.is::<http_body_util::LengthLimitError>() => {
+                ProviderError::TooLarge(self.config.limits.answer_bytes_max)
+            }
+            EventStreamError::Transport(_) => ProviderError::StreamCut,
+            EventStreamError::Utf8(_) => ProviderError::Protocol("the stream is not UTF-8"),
+            EventStreamError::Parser(_) => ProviderError::Protocol("the stream is not server-sent events"),
+        }
+    }
+}
+
+async fn refused(response: Response<Incoming>, idle: Duration) -> ProviderError {
+    let status = response.status().as_u16();
+    let retry_after = retry_after(response.headers());
+    let body = Limited::new(response.into_body(), ERROR_BODY_BYTES_MAX).collect();
+    let body = match timeout(idle, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        // The status says enough.
+        _ => Bytes::new(),
+    };
+    let message = match serde_json::from_slice::<ErrorBody>(&body) {
+        Ok(ErrorBody { error: WireError { kind, message } }) => format!("{kind}: {message}"),
+        Err(_) => String::from_utf8_lossy(&body).into_owned(),
+    };
+    let message = message.chars().take(ERROR_MESSAGE_CHARS_MAX).collect();
+    ProviderError::Status { status, message, retry_after }
+}
+
+/// Seconds; the date form (RFC 9110, section 10.2.3) falls back to our own pauses.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let seconds: f64 = text.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! Admission: a valid event is admitted only when the catalogue allows it and it belongs where it was sent.
+//!
+//! The same checks run at the source before an event is spooled and at the gateway before it is stored.
+
+use crate::batch::BatchHeader;
+use crate::catalog::{self, Row, State};
+use crate::event::{Event, Sensitivity};
+
+/// Why an event is not admitted. The text names the key and never repeats a value.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("event_name is not in the catalogue")]
+    UnknownName,
+    #[error("event_name is reserved: nothing may emit it yet")]
+    Reserved,
+    #[error("plane is not the catalogue's")]
+    Plane,
+    #[error("source.layer may not emit this event")]
+    Layer,
+    #[error("source.trust may not be carried by this event")]
+    Trust,
+    #[error("sensitivity is not metadata")]
+    Sensitivity,
+    #[error("retention_class is not the catalogue's")]
+    Retention,
+    #[error("correlation.{0} is required")]
+    Correlation(&'static str),
+    #[error("payload.{0} is not on the allowlist")]
+    PayloadKey(String),
+    #[error("payload.{0} has another type or is too long")]
+    PayloadValue(&'static str),
+    #[error("{0} does not belong to the batch")]
+    Foreign(&'static str),
+    #[error("integrity.collector_sequence is not {expected}")]
+    Sequence { expected: u64 },
+}
+
+/// Checks an event against its catalogue row; returns the row.
+pub fn admit(event: &Event<'_>) -> Result<&'static Row, Refusal> {
+    let row = catalog::row(&event.event_name).ok_or(Refusal::UnknownName)?;
+    let require = |ok: bool, refusal| if ok { Ok(()) } else { Err(refusal) };
+    require(row.state != State::Reserved, Refusal::Reserved)?;
+    require(event.plane == row.plane, Refusal::Plane)?;
+    require(row.layers.contains(&event.source.layer), Refusal::Layer)?;
+    require(row.trusts.contains(&event.source.trust), Refusal::Trust)?;
+    require(event.sensitivity == Sensitivity::Metadata, Refusal::Sensitivity)?;
+    require(event.retention_class == row.retention, Refusal::Retention)?;
+    for key in row.requires {
+        let present = event.correlation.get(*key).is_some_and(|t| !t.is_empty());
+        require(present, Refusal::Correlation(key.as_str()))?;
+    }
+    admit_payload(row, event)?;
+    Ok(row)
+}
+
+/// Checks the payload against the row's closed allowlist.
+fn admit_payload(row: &Row, event: &Event<'_>) -> Result<(), Refusal> {
+    /// Longest part of an unknown key that an error repeats: keys may be chosen by a hostile source.
+    const KEY_SHOWN_MAX: usize = 64;
+    for (key, value) in event.payload.iter() {
+        let Some(field) = row.field(key) else {
+            return Err(Refusal::PayloadKey(key.chars().take(KEY_SHOWN_MAX).collect()));
+        };
+        if !field.kind.admits(value) {
+            return Err(Refusal::PayloadValue(field.name));
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the event at `position` of a batch belongs to it: stream, sequence, tenant, host.
+///
+/// `stream` is the text of the header's stream, made once a batch by the caller.
+pub fn admit_in_batch(
+    event: &Event<'_>,
+    header: &BatchHeader,
+    stream: &str,
+    position: u64,
+) -> Result<&'static Row, Refusal> {
+    let expected = header.first_sequence + position;
+    if event.integrity.collector_sequence != expected {
+        return Err(Refusal::Sequence { expected });
+    }
+    let require = |ok: bool, what| if ok { Ok(()) } else { Err(Refusal::Foreign(what)) };
+    require(event.source.collector == *stream, "source.collector")?;
+    require(event.correlation.tenant_id == *header.tenant.as_str(), "correlation.tenant_id")?;
+    require(event.correlation.host_id == *header.host.as_str(), "correlation.host_id")?;
+    let time_ok = (header.occurred_min..=header.occurred_max).contains(&event.occurred_at);
+    require(time_ok, "occurred_at")?;
+    let row = admit(event)?;
+    require(row.class == header.class, "event class")?;
+    Ok(row)
+}

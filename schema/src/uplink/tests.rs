@@ -1,0 +1,261 @@
+//! Generated action sequences: a lossy link between a crashing sender and a crashing receiver.
+//!
+//! The model outside both machines: `sealed` is what the collector made durable, `stored` what the gateway did.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::api::StreamAcked;
+use crate::batch::tests::header;
+use crate::batch::{BatchHeader, Class};
+use crate::merkle::Hash;
+
+const CLASS: Class = Class::Critical;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Seal,
+    /// Deliver the oldest request under way (or its answer).
+    Deliver,
+    /// Deliver it and keep a copy that arrives again later.
+    Duplicate,
+    /// The connection breaks; requests and answers under way are lost.
+    Break,
+    /// The request arrives, its answer is lost with the connection.
+    BreakAfterStore,
+    SenderCrash,
+    ReceiverCrash,
+    ReceiverDiskFull,
+    Pass(u32),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => Just(Step::Seal),
+        6 => Just(Step::Deliver),
+        1 => Just(Step::Duplicate),
+        1 => Just(Step::Break),
+        1 => Just(Step::BreakAfterStore),
+        1 => Just(Step::SenderCrash),
+        1 => Just(Step::ReceiverCrash),
+        1 => Just(Step::ReceiverDiskFull),
+        3 => (1u32..2_000).prop_map(Step::Pass),
+    ];
+    proptest::collection::vec(step, 1..300)
+}
+
+struct World {
+    sender: Sender,
+    now_ns: u64,
+    /// Durable at the collector: every sealed header and its hash, and the persisted acknowledgement.
+    sealed: Vec<(BatchHeader, Hash)>,
+    persisted_ack: u64,
+    /// Durable at the gateway, in order.
+    stored: Vec<Hash>,
+    connected: bool,
+    /// Requests on the wire: (first number, count).
+    wire: VecDeque<(u64, usize)>,
+    disk_full: bool,
+    released: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        World {
+            sender: new_sender(0),
+            now_ns: 1,
+            sealed: Vec::new(),
+            persisted_ack: 0,
+            stored: Vec::new(),
+            connected: false,
+            wire: VecDeque::new(),
+            disk_full: false,
+            released: 0,
+        }
+    }
+
+    fn input(&mut self, input: Input) {
+        let mut actions: VecDeque<Action> = self.sender.handle(input, self.now_ns, 7).into();
+        while let Some(action) = actions.pop_front() {
+            match action {
+                Action::Connect => {
+                    self.connected = true;
+                    self.wire.clear();
+                    actions.extend(self.sender.handle(Input::Connected, self.now_ns, 7));
+                }
+                Action::Resync => {
+                    let answer = self.streams();
+                    actions.extend(self.sender.handle(Input::Resynced(answer), self.now_ns, 7));
+                }
+                Action::Send { first_number, count, .. } => {
+                    assert!(self.connected, "sends only over a connection");
+                    assert!(first_number > self.released, "never sends what is released");
+                    self.wire.push_back((first_number, count));
+                }
+                Action::Release { number, .. } => {
+                    assert!(number as usize <= self.stored.len(), "acknowledged ⊆ stored");
+                    self.released = number;
+                    self.persisted_ack = number;
+                }
+                Action::Stranded { number, .. } => {
+                    panic!("stranded at {number} though nothing durable was lost")
+                }
+                Action::Wake { at_ns } => assert!(at_ns > self.now_ns),
+            }
+        }
+    }
+
+    fn streams(&self) -> Vec<StreamAcked> {
+        if self.stored.is_empty() {
+            return Vec::new();
+        }
+        let n = self.stored.len();
+        vec![StreamAcked {
+            epoch: self.sealed[0].0.epoch.clone(),
+            class: CLASS,
+            batch_number: n as u64,
+            last_sequence: self.sealed[n - 1].0.last_sequence,
+            batch_hash: self.stored[n - 1],
+        }]
+    }
+
+    fn seal(&mut self) {
+        let mut h = header();
+        h.class = CLASS;
+        h.batch_number = self.sealed.len() as u64 + 1;
+        h.first_sequence = self.sealed.last().map_or(0, |(h, _)| h.last_sequence) + 1;
+        h.last_sequence = h.first_sequence + 2;
+        h.count = 3;
+        h.previous_batch_hash = self.sealed.last().map_or(Hash::default(), |(_, hash)| *hash);
+        let hash = Hash::of(&[&h.to_bytes()]);
+        let number = h.batch_number;
+        self.sealed.push((h, hash));
+        self.input(Input::Sealed { class: CLASS, number, bytes: 1000 });
+    }
+
+    /// The gateway handles a request; what it answers.
+    fn store(&mut self, first: u64, count: usize) -> Option<Vec<Outcome>> {
+        if self.disk_full {
+            return None;
+        }
+        let mut outcomes = Vec::new();
+        for number in first..first + count as u64 {
+            let (header, hash) = &self.sealed[number as usize - 1];
+            let n = self.stored.len();
+            let head = StreamHead {
+                batch_number: n as u64,
+                last_sequence: if n == 0 { 0 } else { self.sealed[n - 1].0.last_sequence },
+                batch_hash: self.stored.last().copied().unwrap_or_default(),
+            };
+            let stored = self.stored.get(number as usize - 1).copied();
+            outcomes.push(match judge(&head, stored, header, *hash) {
+                Verdict::Extend => {
+                    self.stored.push(*hash);
+                    Outcome::Durable
+                }
+                Verdict::Duplicate => Outcome::Durable,
+                Verdict::Fork => panic!("an honest sender never forks"),
+                Verdict::Gap { next_batch_number } => Outcome::Gap { next_batch_number },
+            });
+        }
+        Some(outcomes)
+    }
+
+    fn deliver(&mut self) {
+        let Some((first, count)) = self.wire.pop_front() else { return };
+        let input = match self.store(first, count) {
+            Some(outcomes) => Input::Answered { class: CLASS, outcomes },
+            None => Input::Busy { class: CLASS, retry_after_ns: 1_000_000_000 },
+        };
+        self.input(input);
+    }
+
+    fn disconnect(&mut self) {
+        if self.connected {
+            self.connected = false;
+            self.wire.clear();
+            self.input(Input::Disconnected);
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Seal => self.seal(),
+            Step::Deliver => self.deliver(),
+            Step::Duplicate => {
+                if let Some((first, count)) = self.wire.front().copied() {
+                    self.store(first, count);
+                    self.deliver();
+                }
+            }
+            Step::Break => self.disconnect(),
+            Step::BreakAfterStore | Step::ReceiverCrash => {
+                if let Some((first, count)) = self.wire.front().copied() {
+                    self.store(first, count);
+                }
+                self.disconnect();
+            }
+            Step::SenderCrash => {
+                self.connected = false;
+                self.wire.clear();
+                self.sender = new_sender(self.persisted_ack);
+                for i in 0..self.sealed.len() {
+                    let number = self.sealed[i].0.batch_number;
+                    self.input(Input::Sealed { class: CLASS, number, bytes: 1000 });
+                }
+            }
+            Step::ReceiverDiskFull => self.disk_full = !self.disk_full,
+            Step::Pass(ms) => {
+                self.now_ns += u64::from(*ms) * 1_000_000;
+                self.input(Input::Tick);
+            }
+        }
+    }
+}
+
+fn new_sender(acked: u64) -> Sender {
+    Sender::new(SenderConfig::default(), header().epoch, &BTreeMap::from([(CLASS, acked)]))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+    #[test]
+    fn whatever_happens_everything_sealed_arrives_once_in_order(steps in steps()) {
+        let mut world = World::new();
+        for step in &steps {
+            world.step(step);
+        }
+        world.disk_full = false;
+        for _ in 0..2_000 {
+            world.step(&Step::Pass(500));
+            world.step(&Step::Deliver);
+        }
+        let sealed: Vec<Hash> = world.sealed.iter().map(|(_, hash)| *hash).collect();
+        prop_assert_eq!(&world.stored, &sealed);
+        prop_assert_eq!(world.released, sealed.len() as u64);
+        prop_assert_eq!(world.sender.pending(CLASS), 0);
+    }
+}
+
+#[test]
+fn a_gateway_that_lost_an_acknowledged_batch_is_found_out() {
+    let mut sender = new_sender(5);
+    sender.handle(Input::Tick, 1, 0);
+    sender.handle(Input::Connected, 2, 0);
+    let actions = sender.handle(Input::Resynced(Vec::new()), 3, 0);
+    assert!(actions.contains(&Action::Stranded { class: CLASS, number: 1 }));
+}
+
+#[test]
+fn another_batch_under_a_stored_number_is_a_fork() {
+    let h = header();
+    let head = StreamHead { batch_number: 1, last_sequence: h.last_sequence, batch_hash: Hash::of(&[b"a"]) };
+    assert_eq!(judge(&head, Some(Hash::of(&[b"a"])), &h, Hash::of(&[b"b"])), Verdict::Fork);
+    assert_eq!(judge(&head, Some(Hash::of(&[b"a"])), &h, Hash::of(&[b"a"])), Verdict::Duplicate);
+    let mut next = header();
+    next.batch_number = 2;
+    next.first_sequence = h.last_sequence + 1;
+    assert_eq!(judge(&head, None, &next, Hash::of(&[b"c"])), Verdict::Fork, "chain does not match");
+}
