@@ -105,10 +105,6 @@ uuid_id!(
     /// One tool call. Ours, not the provider's: a provider's id is only unique within its stream.
     ToolCallId
 );
-uuid_id!(
-    /// One command that a tool call runs.
-    CommandId
-);
 token_id!(
     /// One run of an agent over one conversation.
     SessionId

@@ -8,6 +8,6 @@ mod ids;
 mod output;
 mod submission;
 
-pub use ids::{AgentId, CommandId, IdError, ScopeId, SessionId, TokenId, ToolCallId, TurnId};
+pub use ids::{AgentId, IdError, ScopeId, SessionId, TokenId, ToolCallId, TurnId};
 pub use output::{Join, OutputEvent, TelemetryCounts, ToolStatus};
 pub use submission::{FailureReason, Outcome, ProviderErrorClass, Submission, Usage};

@@ -42,9 +42,17 @@ pub(crate) struct Assembler {
 #[derive(Debug)]
 enum Building {
     Text(String),
-    Thinking { thinking: String, signature: String },
+    Thinking {
+        thinking: String,
+        signature: String,
+    },
     Redacted(String),
-    ToolUse { id: String, name: String, input: Value, json: String },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Value,
+        json: String,
+    },
     /// A kind of block that this version does not know; it asked for none.
     Ignored,
 }

@@ -119,7 +119,8 @@ mod tests {
         assert_eq!(url("https://api.example.com/").unwrap(), "https://api.example.com/v1/messages");
         assert_eq!(url("http://127.0.0.1:8080").unwrap(), "http://127.0.0.1:8080/v1/messages");
         assert_eq!(url("http://[::1]:1/proxy").unwrap(), "http://[::1]:1/proxy/v1/messages");
-        for bad in ["http://api.example.com", "http://127.0.0.1.evil.example", "http://10.0.0.1", "ftp://x", "x"]
+        for bad in
+            ["http://api.example.com", "http://127.0.0.1.evil.example", "http://10.0.0.1", "ftp://x", "x"]
         {
             assert!(url(bad).is_err(), "{bad} was accepted");
         }

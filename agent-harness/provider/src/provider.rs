@@ -1,9 +1,11 @@
 //! One question and its answer: attempts, timeouts, and the stream.
 
+use std::future::ready;
 use std::time::Duration;
 
 use bytes::Bytes;
 use eventsource_stream::{EventStreamError, Eventsource};
+use futures_core::Stream;
 use futures_util::StreamExt;
 use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, Response};
@@ -14,7 +16,7 @@ use iteron_protocol::ProviderErrorClass;
 use tokio::time::timeout;
 
 use crate::assemble::{Answer, Assembler, Step};
-use crate::config::ProviderConfig;
+use crate::config::{Limits, ProviderConfig};
 use crate::error::ProviderError;
 use crate::retry;
 use crate::sse::{ErrorBody, StreamEvent, WireError};
@@ -31,10 +33,19 @@ const ERROR_MESSAGE_CHARS_MAX: usize = 500;
 /// by the answer itself, unless the caller drops the future.
 #[derive(Debug)]
 pub enum Progress<'a> {
-    Attempt { attempt: u32 },
-    Text { text: &'a str },
+    Attempt {
+        attempt: u32,
+    },
+    Text {
+        text: &'a str,
+    },
     /// `retry_in` is nothing when this was the last attempt.
-    Failed { attempt: u32, error: &'a ProviderError, class: ProviderErrorClass, retry_in: Option<Duration> },
+    Failed {
+        attempt: u32,
+        error: &'a ProviderError,
+        class: ProviderErrorClass,
+        retry_in: Option<Duration>,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -89,7 +100,11 @@ impl Provider {
         if !kind.starts_with(b"text/event-stream") {
             return Err(ProviderError::Protocol("the content type is not text/event-stream"));
         }
-        self.read(response.into_body(), observe).await
+        // The limit is what bounds the parser's buffer as well.
+        let body = Limited::new(response.into_body(), self.config.limits.answer_bytes_max);
+        let bytes = BodyStream::new(body)
+            .filter_map(|frame| ready(frame.map(|frame| frame.into_data().ok()).transpose()));
+        read(bytes, &self.config.limits, observe).await
     }
 
     fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
@@ -104,49 +119,42 @@ impl Provider {
         headers.insert("x-api-key", self.config.api_key.header());
         request
     }
+}
 
-    async fn read(
-        &self,
-        body: Incoming,
-        observe: &mut impl FnMut(Progress<'_>),
-    ) -> Result<Answer, ProviderError> {
-        let limits = &self.config.limits;
-        // The limit is what bounds the parser's buffer as well.
-        let body = Limited::new(body, limits.answer_bytes_max);
-        let bytes = BodyStream::new(body).filter_map(async |frame| match frame {
-            Ok(frame) => frame.into_data().ok().map(Ok),
-            Err(error) => Some(Err(error)),
-        });
-        let mut events = std::pin::pin!(bytes.eventsource());
-        let mut assembler = Assembler::default();
-        loop {
-            let event = timeout(limits.idle_timeout, events.next())
-                .await
-                .map_err(|_| ProviderError::IdleTimeout(limits.idle_timeout))?
-                .ok_or(ProviderError::StreamCut)?
-                .map_err(|error| self.stream_error(&error))?;
-            let event: StreamEvent = serde_json::from_str(&event.data)
-                .map_err(|_| ProviderError::Protocol("an event's data is not its documented JSON"))?;
-            match assembler.take(event)? {
-                Step::Nothing => {}
-                Step::Text(text) => observe(Progress::Text { text: &text }),
-                Step::Done => return Ok(assembler.finish()),
-            }
+type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Reads an answer from the bytes of its stream, however they are cut.
+async fn read(
+    bytes: impl Stream<Item = Result<Bytes, BodyError>>,
+    limits: &Limits,
+    observe: &mut impl FnMut(Progress<'_>),
+) -> Result<Answer, ProviderError> {
+    let mut events = std::pin::pin!(bytes.eventsource());
+    let mut assembler = Assembler::default();
+    loop {
+        let event = timeout(limits.idle_timeout, events.next())
+            .await
+            .map_err(|_| ProviderError::IdleTimeout(limits.idle_timeout))?
+            .ok_or(ProviderError::StreamCut)?
+            .map_err(|error| stream_error(&error, limits))?;
+        let event: StreamEvent = serde_json::from_str(&event.data)
+            .map_err(|_| ProviderError::Protocol("an event's data is not its documented JSON"))?;
+        match assembler.take(event)? {
+            Step::Nothing => {}
+            Step::Text(text) => observe(Progress::Text { text: &text }),
+            Step::Done => return Ok(assembler.finish()),
         }
     }
+}
 
-    fn stream_error(
-        &self,
-        error: &EventStreamError<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> ProviderError {
-        match error {
-            EventStreamError::Transport(error) if error.is::<http_body_util::LengthLimitError>() => {
-                ProviderError::TooLarge(self.config.limits.answer_bytes_max)
-            }
-            EventStreamError::Transport(_) => ProviderError::StreamCut,
-            EventStreamError::Utf8(_) => ProviderError::Protocol("the stream is not UTF-8"),
-            EventStreamError::Parser(_) => ProviderError::Protocol("the stream is not server-sent events"),
+fn stream_error(error: &EventStreamError<BodyError>, limits: &Limits) -> ProviderError {
+    match error {
+        EventStreamError::Transport(error) if error.is::<http_body_util::LengthLimitError>() => {
+            ProviderError::TooLarge(limits.answer_bytes_max)
         }
+        EventStreamError::Transport(_) => ProviderError::StreamCut,
+        EventStreamError::Utf8(_) => ProviderError::Protocol("the stream is not UTF-8"),
+        EventStreamError::Parser(_) => ProviderError::Protocol("the stream is not server-sent events"),
     }
 }
 

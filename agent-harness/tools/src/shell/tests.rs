@@ -1,0 +1,194 @@
+//! Real commands: exits, signals, time, size, and what is left of a process tree.
+
+use std::fs;
+
+use tempfile::TempDir;
+
+use super::*;
+
+/// Releases at once, or after `delay`, and remembers what it saw.
+#[derive(Default)]
+struct Gate {
+    delay: Duration,
+    executable: Option<PathBuf>,
+    pid: Option<u32>,
+}
+
+impl ScopeGate for Gate {
+    async fn before_exec(&mut self, pid: u32) -> Join {
+        self.pid = Some(pid);
+        self.executable = fs::read_link(format!("/proc/{pid}/exe")).ok();
+        sleep(self.delay).await;
+        Join::Registered
+    }
+}
+
+struct Lab {
+    dir: TempDir,
+    gate: Gate,
+    stop: watch::Sender<StopLevel>,
+    tool: ShellTool,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let mut config = ShellConfig::new(dir.path().to_owned());
+        config.hidden_variables = vec!["HOME".to_owned()];
+        config.output_head_bytes = 1000;
+        config.output_tail_bytes = 1000;
+        Self {
+            dir,
+            gate: Gate::default(),
+            stop: watch::channel(StopLevel::Run).0,
+            tool: ShellTool::new(config),
+        }
+    }
+
+    async fn run(&mut self, command: &str, timeout_ms: u64) -> ToolRun {
+        let command = ShellCommand { command: command.to_owned(), timeout_ms: Some(timeout_ms) };
+        let variables = [("ITERON_TOOL_CALL_ID", "call-1".to_owned())];
+        self.tool.run(&command, &variables, &mut self.gate, self.stop.subscribe()).await
+    }
+
+    /// Pids that the command wrote to files in its directory.
+    fn pids(&self) -> Vec<i32> {
+        let files = fs::read_dir(self.dir.path()).unwrap();
+        files
+            .filter_map(|file| fs::read_to_string(file.unwrap().path()).unwrap().trim().parse().ok())
+            .collect()
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|fields| !fields.is_empty() && !fields.starts_with(" Z"))
+}
+
+#[tokio::test]
+async fn exit_codes_and_both_streams_are_reported() {
+    let mut lab = Lab::new();
+    let run = lab.run("echo out; echo err >&2; pwd; exit 3", 10_000).await;
+    assert!(matches!(run.end, RunEnd::Exited(3)), "{:?}", run.end);
+    assert_eq!(run.output, format!("out\nerr\n{}\n", lab.dir.path().canonicalize().unwrap().display()));
+    assert_eq!(run.output_bytes, u64::try_from(run.output.len()).unwrap());
+}
+
+#[tokio::test]
+async fn death_by_a_signal_is_no_exit_code() {
+    let run = Lab::new().run("kill -SEGV $$", 10_000).await;
+    assert!(matches!(run.end, RunEnd::Signalled(11)), "{:?}", run.end);
+}
+
+#[tokio::test]
+async fn a_command_sees_its_call_and_not_what_is_hidden() {
+    let run = Lab::new().run("echo $ITERON_TOOL_CALL_ID-${HOME-hidden}; cat", 10_000).await;
+    assert_eq!(run.output, "call-1-hidden\n");
+}
+
+#[tokio::test]
+async fn the_process_is_seen_before_it_executes_and_leads_its_session() {
+    let mut lab = Lab::new();
+    let run = lab
+        .run("echo $$; ps -o sid= -o pgid= -p $$ 2>/dev/null || cut -d' ' -f5,6 /proc/$$/stat", 10_000)
+        .await;
+    assert_eq!(run.join, Some(Join::Registered));
+    assert_eq!(lab.gate.executable, Some(std::env::current_exe().unwrap()), "it had executed already");
+    let pid = lab.gate.pid.unwrap().to_string();
+    let words: Vec<&str> = run.output.split_whitespace().collect();
+    assert_eq!(words, [&pid, &pid, &pid]);
+}
+
+#[tokio::test]
+async fn a_gate_that_dawdles_does_not_hold_the_process() {
+    let mut lab = Lab::new();
+    lab.gate.delay = Duration::from_millis(400);
+    let run = lab.run("echo > began", 10_000).await;
+    // It claims to have registered in time; the child knows better.
+    assert_eq!(run.join, Some(Join::Inferred));
+    let written = fs::metadata(lab.dir.path().join("began")).unwrap().modified().unwrap();
+    let waited = written.elapsed().unwrap();
+    assert!(waited >= Duration::from_millis(200), "it wrote only {waited:?} before the gate gave way");
+}
+
+#[tokio::test]
+async fn an_overrun_kills_a_tree_that_ignores_term() {
+    let mut lab = Lab::new();
+    let stubborn = "trap '' TERM; echo $$ > root; \
+        (trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > grandchild; while :; do sleep 0.1; done' & \
+         echo $BASHPID > child; while :; do sleep 0.1; done) & \
+        setsid sh -c 'trap \"\" TERM; echo $$ > strayed; while :; do sleep 0.1; done' & \
+        while :; do sleep 0.1; done";
+    let begun = Instant::now();
+    let run = lab.run(stubborn, 700).await;
+    assert!(matches!(run.end, RunEnd::TimedOut(_)), "{:?}", run.end);
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    assert!(run.tree_gone);
+    let pids = lab.pids();
+    assert_eq!(pids.len(), 4, "the tree did not come to be: {pids:?}");
+    assert!(pids.iter().all(|pid| !alive(*pid)), "survivors among {pids:?}");
+}
+
+#[tokio::test]
+async fn a_stop_lets_a_willing_command_end_by_itself() {
+    let mut lab = Lab::new();
+    let stop = lab.stop.clone();
+    tokio::spawn(async move {
+        sleep(Duration::from_millis(300)).await;
+        stop.send_replace(StopLevel::Graceful);
+    });
+    let run =
+        lab.run("trap 'echo bye; exit 0' TERM; echo $$ > root; while :; do sleep 0.01; done", 20_000).await;
+    assert!(matches!(run.end, RunEnd::Stopped), "{:?}", run.end);
+    assert!(run.output.contains("bye"), "{:?}", run.output);
+    assert!(lab.pids().iter().all(|pid| !alive(*pid)));
+}
+
+#[tokio::test]
+async fn a_hundred_megabytes_stay_bounded_and_counted() {
+    let run = Lab::new().run("head -c 100000000 /dev/zero | tr '\\0' x; echo end", 60_000).await;
+    assert!(matches!(run.end, RunEnd::Exited(0)), "{:?}", run.end);
+    assert_eq!(run.output_bytes, 100_000_004);
+    assert!(run.output.len() < 2100, "{}", run.output.len());
+    assert!(run.output.ends_with("xend\n"));
+    assert!(run.output.contains("of 100000004 bytes left out"));
+}
+
+#[tokio::test]
+async fn a_background_process_outlives_its_command_and_does_not_hold_it() {
+    let mut lab = Lab::new();
+    let begun = Instant::now();
+    let run = lab.run("sleep 30 & echo $! > left; echo done", 20_000).await;
+    assert!(matches!(run.end, RunEnd::Exited(0)));
+    assert_eq!(run.output, "done\n");
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    let left = lab.pids()[0];
+    assert!(alive(left));
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(left), Signal::SIGKILL).unwrap();
+}
+
+#[tokio::test]
+async fn a_missing_directory_is_said() {
+    let mut lab = Lab::new();
+    lab.tool.config.cwd = "/nonexistent".into();
+    let run = lab.run("true", 1000).await;
+    assert!(matches!(run.end, RunEnd::NotStarted(_)));
+    assert!(run.output.contains("No such file"), "{}", run.output);
+    assert_eq!((run.join, lab.gate.pid), (None, None));
+}
+
+#[test]
+fn input_is_checked_before_anything_runs() {
+    let tool = ShellTool::new(ShellConfig::new("/".into()));
+    assert!(tool.parse(&json!({"command": "ls"})).is_ok());
+    for bad in [
+        json!({}),
+        json!({"command": " "}),
+        json!({"command": "a\0b"}),
+        json!({"command": 7}),
+        json!({"command": "ls", "cwd": "/"}),
+        json!({"command": "x".repeat(COMMAND_BYTES_MAX + 1)}),
+    ] {
+        assert!(tool.parse(&bad).is_err());
+    }
+}
