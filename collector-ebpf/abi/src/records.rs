@@ -77,22 +77,20 @@ pub struct ForkBody {
 }
 
 pub mod exec_flags {
-    /// A memfd (`shm_mnt`, no name in any mount namespace).
-    pub const MEMFD: u32 = 1 << 0;
-    /// No directory entry names the file any more, and it is not a memfd.
-    pub const DELETED: u32 = 1 << 1;
-    /// On a tmpfs below a mount point or directory named `shm`.
-    pub const SHM: u32 = 1 << 2;
+    /// The file's mount is in no namespace: a memfd, or another of the kernel's own files.
+    pub const INTERNAL_MOUNT: u32 = 1 << 0;
+    /// A directory `shm` at the top of the file system holds the file.
+    pub const BELOW_SHM: u32 = 1 << 1;
     /// A script: `path` names it, the file is its interpreter.
-    pub const INTERPRETER: u32 = 1 << 3;
+    pub const INTERPRETER: u32 = 1 << 2;
     /// The effective uid or gid changed with this exec.
-    pub const CREDENTIALS_CHANGED: u32 = 1 << 4;
+    pub const CREDENTIALS_CHANGED: u32 = 1 << 3;
     /// `bprm->secureexec`: ids or capabilities exceed the real user's.
-    pub const SECURE: u32 = 1 << 5;
+    pub const SECURE: u32 = 1 << 4;
     /// Called by a thread that was not the leader.
-    pub const NON_LEADER: u32 = 1 << 6;
-    pub const PATH_TRUNCATED: u32 = 1 << 7;
-    pub const INTERPRETER_TRUNCATED: u32 = 1 << 8;
+    pub const NON_LEADER: u32 = 1 << 5;
+    pub const PATH_TRUNCATED: u32 = 1 << 6;
+    pub const INTERPRETER_TRUNCATED: u32 = 1 << 7;
 }
 
 /// A successful execve. Text: path, interpreter, file name, mount point component.

@@ -2,6 +2,9 @@
 //! called once the new image is in place (exec_binprm() in fs/exec.c).
 //!
 //! Counts and sizes of the arguments leave the kernel, their content never does.
+//!
+//! The record is filled in its map value, flags and missing bits included: the verifier then forgets which of
+//! the many reads failed, and need not follow every combination.
 
 use activity_ebpf_abi::offsets::ABSENT;
 use activity_ebpf_abi::records::{EXEC_BYTES_MIN, ExecBody, MOUNT_BYTES_MAX, exec_flags, missing};
@@ -12,14 +15,11 @@ use aya_ebpf::programs::RawTracePointContext;
 
 use crate::exec_failed::effective_ids;
 use crate::loss::{emit, record_lost};
-use crate::maps::{EXEC_ATTEMPTS, EXEC_SCRATCH, RING_PROCESS};
+use crate::maps::{EXEC_ATTEMPTS, EXEC_SCRATCH, ExecScratch, RING_PROCESS};
 use crate::offset;
-use crate::read::{Missing, STRING_BYTES, at, opaque, string_tail};
+use crate::read::{STRING_BYTES, at, opaque, set_bits, string_tail};
 use crate::task;
 
-/// `TMPFS_MAGIC` and `HUGETLBFS_MAGIC` (include/uapi/linux/magic.h).
-const TMPFS_MAGIC: u32 = 0x0102_1994;
-const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 /// Directories looked at between a file and the `shm` that may hold it.
 const PARENTS_MAX: u32 = 8;
 
@@ -28,191 +28,224 @@ pub fn on_exec(ctx: RawTracePointContext) -> i32 {
     let old_pid: u64 = ctx.arg(1);
     let bprm: u64 = ctx.arg(2);
     let old_pid = old_pid as u32;
-    let mut header = task::header(RecordKind::Exec, 0);
+    let pid_tgid = task::pid_tgid();
     // The attempt was stored under the id that the calling thread had then.
-    let attempt_key = (u64::from(header.tgid) << 32) | u64::from(old_pid);
+    let attempt_key = (pid_tgid & !0xffff_ffff) | u64::from(old_pid);
     let Some(scratch) = EXEC_SCRATCH.get_ptr_mut(0) else { return 0 };
     // SAFETY: a non-null map value of this CPU; `users` tells whether somebody else is in the middle of it.
+    // `text` has room for four strings of STRING_BYTES at the offsets used.
     unsafe {
         if (*scratch).users != 0 {
             let _ = EXEC_ATTEMPTS.remove(&attempt_key);
-            record_lost(RecordKind::Exec, LossReason::Nested, header.cgroup_id);
+            let cgroup_id = task::current_cgroup(task::current()).unwrap_or(0);
+            record_lost(RecordKind::Exec, LossReason::Nested, cgroup_id);
             return 0;
         }
-        (*scratch).users = 1;
-    }
-    let mut absent = Missing(header.missing);
-    let mut body = ExecBody { old_pid, ..ExecBody::default() };
-    credentials(&mut body, attempt_key, bprm, &mut absent);
-    let _ = EXEC_ATTEMPTS.remove(&attempt_key);
-    if old_pid != header.tgid {
-        body.flags |= exec_flags::NON_LEADER;
-    }
-    arguments(&mut body, bprm, &mut absent);
-    let task = task::current();
-    body.parent_tgid = absent.or_flag(task::parent_tgid(task), missing::PARENT);
-    body.ns_pid = absent.or_flag(task::ns_pid(task), missing::NS_PID);
-    body.session = absent.or_flag(task::session(task), missing::SESSION);
-    // SAFETY: as above; `text` has room for four strings of STRING_BYTES at the offsets used.
-    unsafe {
-        let text = (&raw mut (*scratch).text).cast::<u8>();
-        let mut used = paths(&mut body, text, bprm, &mut absent);
-        used = file(&mut body, text, used, bprm, &mut absent);
+        (&raw mut (*scratch).users).write_volatile(1);
+        (&raw mut (*scratch).header).write(task::header(RecordKind::Exec, 0));
+        (&raw mut (*scratch).body).write(ExecBody { old_pid, ..ExecBody::default() });
+        let record = Record { scratch };
+        if u64::from(old_pid) != pid_tgid >> 32 {
+            record.flag(exec_flags::NON_LEADER);
+        }
+        record.credentials(attempt_key, bprm);
+        let _ = EXEC_ATTEMPTS.remove(&attempt_key);
+        record.arguments(bprm);
+        record.parentage();
+        record.identity(bprm);
+        let mut used = record.paths(bprm);
+        used = record.location(used, bprm);
         let total = (opaque(used) & 0x3ff) + EXEC_BYTES_MIN as u64;
-        header.length = total as u32;
-        header.missing = absent.0;
-        (&raw mut (*scratch).header).write(header);
-        (&raw mut (*scratch).body).write(body);
-        emit(&RING_PROCESS, RecordKind::Exec, header.cgroup_id, scratch.cast(), total);
-        (*scratch).users = 0;
+        (&raw mut (*scratch).header.length).write_volatile(total as u32);
+        let cgroup_id = (&raw const (*scratch).header.cgroup_id).read_volatile();
+        emit(&RING_PROCESS, RecordKind::Exec, cgroup_id, scratch.cast(), total);
+        (&raw mut (*scratch).users).write_volatile(0);
     }
     0
 }
 
-#[inline(always)]
-fn credentials(body: &mut ExecBody, attempt_key: u64, bprm: u64, absent: &mut Missing) {
-    let Some((euid, egid)) = effective_ids() else {
-        absent.0 |= missing::CREDENTIALS;
-        return;
+/// The record under construction; `scratch` is a map value of this CPU that is ours.
+#[derive(Clone, Copy)]
+struct Record {
+    scratch: *mut ExecScratch,
+}
+
+/// Writes a field of the body.
+macro_rules! put {
+    ($record:expr, $field:ident, $value:expr) => {{
+        let value = $value;
+        // SAFETY: see `Record`.
+        unsafe { (&raw mut (*$record.scratch).body.$field).write_volatile(value) }
+    }};
+}
+
+/// Writes a field of the body, or says that it is missing.
+macro_rules! put_or_flag {
+    ($record:expr, $field:ident, $value:expr, $flag:expr) => {
+        match $value {
+            Some(value) => put!($record, $field, value),
+            None => $record.missing($flag),
+        }
     };
-    (body.euid, body.egid) = (euid, egid);
-    let mut compared = false;
-    if let Some(attempt) = EXEC_ATTEMPTS.get_ptr(&attempt_key) {
-        // SAFETY: a non-null map value that belongs to this thread.
-        let (before_uid, before_gid) = unsafe { ((*attempt).euid, (*attempt).egid) };
-        compared = before_uid != u32::MAX;
-        if compared && (before_uid != euid || before_gid != egid) {
-            body.flags |= exec_flags::CREDENTIALS_CHANGED;
-        }
-    }
-    if !compared {
-        absent.0 |= missing::CREDENTIALS;
-    }
-    let bit = offset!(bprm_secureexec_bit);
-    match at::<u8>(bprm, offset!(bprm_secureexec)) {
-        Some(byte) if bit < 8 => {
-            if (byte >> bit) & 1 != 0 {
-                body.flags |= exec_flags::SECURE;
-            }
-        }
-        _ => absent.0 |= missing::CREDENTIALS,
-    }
 }
 
-#[inline(always)]
-fn arguments(body: &mut ExecBody, bprm: u64, absent: &mut Missing) {
-    body.argc = absent.or_flag(at::<u32>(bprm, offset!(bprm_argc)), missing::ARGUMENTS);
-    let mm = at::<u64>(task::current(), offset!(task_mm)).unwrap_or(0);
-    match (at::<u64>(mm, offset!(mm_arg_start)), at::<u64>(mm, offset!(mm_arg_end))) {
-        (Some(start), Some(end)) if end >= start => body.argv_bytes = end - start,
-        _ => absent.0 |= missing::ARGUMENTS,
+impl Record {
+    #[inline(always)]
+    fn flag(self, bits: u32) {
+        // SAFETY: see the type.
+        unsafe { set_bits(&raw mut (*self.scratch).body.flags, bits) };
     }
-}
 
-/// The path that was asked for and, for a script, the interpreter that runs it. Returns the text bytes used.
-///
-/// # Safety
-/// `text` has room for two strings of `STRING_BYTES`.
-#[inline(always)]
-unsafe fn paths(body: &mut ExecBody, text: *mut u8, bprm: u64, absent: &mut Missing) -> u64 {
-    let (Some(filename), Some(interp)) =
-        (at::<u64>(bprm, offset!(bprm_filename)), at::<u64>(bprm, offset!(bprm_interp)))
-    else {
-        absent.0 |= missing::PATH;
-        return 0;
-    };
-    let mut used = 0;
-    match string_tail(text, filename, false) {
-        Some((length, truncated)) => {
-            body.path_length = length as u16;
-            used = u64::from(length);
-            if truncated {
-                body.flags |= exec_flags::PATH_TRUNCATED;
+    #[inline(always)]
+    fn missing(self, bits: u32) {
+        // SAFETY: see the type.
+        unsafe { set_bits(&raw mut (*self.scratch).header.missing, bits) };
+    }
+
+    #[inline(always)]
+    fn text(self) -> *mut u8 {
+        // SAFETY: see the type.
+        unsafe { (&raw mut (*self.scratch).text).cast::<u8>() }
+    }
+
+    #[inline(always)]
+    fn credentials(self, attempt_key: u64, bprm: u64) {
+        match effective_ids() {
+            Some((euid, egid)) => {
+                put!(self, euid, euid);
+                put!(self, egid, egid);
+                match EXEC_ATTEMPTS.get_ptr(&attempt_key) {
+                    Some(attempt) => {
+                        // SAFETY: a non-null map value that belongs to this thread.
+                        let (before_uid, before_gid) = unsafe { ((*attempt).euid, (*attempt).egid) };
+                        if before_uid != euid || before_gid != egid {
+                            self.flag(exec_flags::CREDENTIALS_CHANGED);
+                        }
+                    }
+                    None => self.missing(missing::CREDENTIALS),
+                }
+            }
+            None => self.missing(missing::CREDENTIALS),
+        }
+        let bit = offset!(bprm_secureexec_bit);
+        match at::<u8>(bprm, offset!(bprm_secureexec)) {
+            Some(byte) if bit < 8 => {
+                if (byte >> bit) & 1 != 0 {
+                    self.flag(exec_flags::SECURE);
+                }
+            }
+            _ => self.missing(missing::CREDENTIALS),
+        }
+    }
+
+    #[inline(always)]
+    fn arguments(self, bprm: u64) {
+        put_or_flag!(self, argc, at::<u32>(bprm, offset!(bprm_argc)), missing::ARGUMENTS);
+        let mm = at::<u64>(task::current(), offset!(task_mm)).unwrap_or(0);
+        match (at::<u64>(mm, offset!(mm_arg_start)), at::<u64>(mm, offset!(mm_arg_end))) {
+            (Some(start), Some(end)) => put!(self, argv_bytes, end - start),
+            _ => self.missing(missing::ARGUMENTS),
+        }
+    }
+
+    #[inline(always)]
+    fn parentage(self) {
+        let task = task::current();
+        put_or_flag!(self, parent_tgid, task::parent_tgid(task), missing::PARENT);
+        put_or_flag!(self, ns_pid, task::ns_pid(task), missing::NS_PID);
+        put_or_flag!(self, session, task::session(task), missing::SESSION);
+    }
+
+    /// The file that was mapped.
+    #[inline(always)]
+    fn identity(self, bprm: u64) {
+        let file = at::<u64>(bprm, offset!(bprm_file)).unwrap_or(0);
+        let inode = at::<u64>(file, offset!(file_inode)).unwrap_or(0);
+        let superblock = at::<u64>(inode, offset!(inode_sb)).unwrap_or(0);
+        put_or_flag!(self, inode, at::<u64>(inode, offset!(inode_ino)), missing::FILE);
+        put_or_flag!(self, links, at::<u32>(inode, offset!(inode_nlink)), missing::FILE);
+        put_or_flag!(self, device, at::<u32>(superblock, offset!(sb_dev)), missing::FILE);
+        // unsigned long, of which magic numbers fill the lower half.
+        put_or_flag!(self, superblock_magic, at::<u32>(superblock, offset!(sb_magic)), missing::FILE);
+    }
+
+    /// The path that was asked for and, for a script, the interpreter that runs it. Returns the text bytes used.
+    #[inline(always)]
+    fn paths(self, bprm: u64) -> u64 {
+        let filename = at::<u64>(bprm, offset!(bprm_filename)).unwrap_or(0);
+        let interp = at::<u64>(bprm, offset!(bprm_interp)).unwrap_or(0);
+        let text = self.text();
+        let mut used = 0;
+        match string_tail(text, filename, false) {
+            Some((length, truncated)) => {
+                put!(self, path_length, length as u16);
+                used = u64::from(length);
+                if truncated {
+                    self.flag(exec_flags::PATH_TRUNCATED);
+                }
+            }
+            None => self.missing(missing::PATH),
+        }
+        if interp == filename {
+            return used;
+        }
+        // binfmt_script replaced `interp` (bprm_change_interp); otherwise both are one pointer.
+        self.flag(exec_flags::INTERPRETER);
+        let start = opaque(used) & 0xff;
+        // SAFETY: start is below STRING_BYTES.
+        match string_tail(unsafe { text.add(start as usize) }, interp, false) {
+            Some((length, truncated)) => {
+                put!(self, interpreter_length, length as u16);
+                if truncated {
+                    self.flag(exec_flags::INTERPRETER_TRUNCATED);
+                }
+                start + u64::from(length)
+            }
+            None => {
+                self.missing(missing::PATH);
+                start
             }
         }
-        None => absent.0 |= missing::PATH,
     }
-    if interp == filename {
-        return used;
-    }
-    // binfmt_script replaced `interp` (bprm_change_interp); otherwise both are one pointer.
-    body.flags |= exec_flags::INTERPRETER;
-    let start = opaque(used) & 0xff;
-    // SAFETY: start is below STRING_BYTES.
-    match string_tail(unsafe { text.add(start as usize) }, interp, false) {
-        Some((length, truncated)) => {
-            body.interpreter_length = length as u16;
-            if truncated {
-                body.flags |= exec_flags::INTERPRETER_TRUNCATED;
-            }
-            start + u64::from(length)
-        }
-        None => {
-            absent.0 |= missing::PATH;
-            start
-        }
-    }
-}
 
-/// The file that was mapped: inode, device, class, name. Returns the text bytes used.
-///
-/// # Safety
-/// `text` has room for `STRING_BYTES` and a mount component behind `used`, which is below two `STRING_BYTES`.
-#[inline(always)]
-unsafe fn file(body: &mut ExecBody, text: *mut u8, used: u64, bprm: u64, absent: &mut Missing) -> u64 {
-    let file = at::<u64>(bprm, offset!(bprm_file)).unwrap_or(0);
-    let inode = at::<u64>(file, offset!(file_inode)).unwrap_or(0);
-    let superblock = at::<u64>(inode, offset!(inode_sb)).unwrap_or(0);
-    body.inode = absent.or_flag(at(inode, offset!(inode_ino)), missing::FILE);
-    body.links = absent.or_flag(at(inode, offset!(inode_nlink)), missing::FILE);
-    body.device = absent.or_flag(at(superblock, offset!(sb_dev)), missing::FILE);
-    body.superblock_magic =
-        absent.or_flag(at::<u64>(superblock, offset!(sb_magic)), missing::FILE) as u32;
-    let dentry = at::<u64>(file, offset!(file_dentry)).unwrap_or(0);
-    let mut used = opaque(used) & 0x1ff;
-    // SAFETY: see the function's contract.
-    let name = unsafe { text.add(used as usize) };
-    let length = component(name, STRING_BYTES, dentry);
-    if length == 0 {
-        absent.0 |= missing::FILE;
-    }
-    body.name_length = (length & 0xff) as u16;
-    // SAFETY: seven bytes inside `text`, whatever was written there.
-    let memfd_name = length > 6 && unsafe { starts_with_memfd(name) };
-    used += length & 0xff;
-
-    let vfsmount = at::<u64>(file, offset!(file_vfsmount)).unwrap_or(0);
-    let mnt = offset!(mount_mnt);
-    if vfsmount == 0 || mnt == ABSENT {
-        absent.0 |= missing::MOUNT;
-    } else {
+    /// The file's name and what is known of the place where it lies: what user space needs to tell a memfd and
+    /// /dev/shm from other files. `used` is below two STRING_BYTES; returns the text bytes used.
+    #[inline(always)]
+    fn location(self, used: u64, bprm: u64) -> u64 {
+        let file = at::<u64>(bprm, offset!(bprm_file)).unwrap_or(0);
+        let dentry = at::<u64>(file, offset!(file_dentry)).unwrap_or(0);
+        let used = opaque(used) & 0x1ff;
+        // SAFETY: behind two strings there is room for two more.
+        let length = component(unsafe { self.text().add(used as usize) }, STRING_BYTES, dentry) & 0xff;
+        put!(self, name_length, length as u16);
+        let used = used + length;
+        let vfsmount = at::<u64>(file, offset!(file_vfsmount)).unwrap_or(0);
+        let mnt = offset!(mount_mnt);
+        if vfsmount == 0 || mnt == ABSENT {
+            self.missing(missing::MOUNT);
+            return used;
+        }
         let mount = vfsmount - u64::from(mnt);
+        match at::<u64>(mount, offset!(mount_ns)) {
+            // Kernel-internal mounts have none: NULL or MNT_NS_INTERNAL, an error pointer.
+            Some(namespace) => {
+                if namespace == 0 || namespace >= u64::MAX - 4095 {
+                    self.flag(exec_flags::INTERNAL_MOUNT);
+                }
+            }
+            None => self.missing(missing::MOUNT),
+        }
+        if below_shm(dentry) {
+            self.flag(exec_flags::BELOW_SHM);
+        }
         let mountpoint = at::<u64>(mount, offset!(mount_mountpoint)).unwrap_or(0);
         let start = opaque(used) & 0x3ff;
-        // SAFETY: see the function's contract.
-        let place = unsafe { text.add(start as usize) };
+        // SAFETY: as above.
+        let place = unsafe { self.text().add(start as usize) };
         let length = component(place, MOUNT_BYTES_MAX as u32 + 1, mountpoint) & 0x1f;
-        body.mount_length = length as u16;
-        used = start + length;
-        let tmpfs = body.superblock_magic == TMPFS_MAGIC;
-        // Kernel-internal mounts have no namespace: NULL or MNT_NS_INTERNAL, an error pointer.
-        let internal = match at::<u64>(mount, offset!(mount_ns)) {
-            Some(namespace) => namespace == 0 || namespace >= u64::MAX - 4095,
-            None => {
-                absent.0 |= missing::MOUNT;
-                false
-            }
-        };
-        if internal && memfd_name && (tmpfs || body.superblock_magic == HUGETLBFS_MAGIC) {
-            body.flags |= exec_flags::MEMFD;
-        } else if tmpfs && (is_shm(mountpoint) || below_shm(dentry)) {
-            body.flags |= exec_flags::SHM;
-        }
+        put!(self, mount_length, length as u16);
+        start + length
     }
-    if inode != 0 && body.links == 0 && body.flags & exec_flags::MEMFD == 0 && absent.0 & missing::FILE == 0 {
-        body.flags |= exec_flags::DELETED;
-    }
-    used
 }
 
 /// Copies a dentry's name; returns its length without the terminator.
@@ -222,19 +255,6 @@ fn component(destination: *mut u8, room: u32, dentry: u64) -> u64 {
     // SAFETY: callers give `room` bytes; the helper checks the source.
     let length = unsafe { bpf_probe_read_kernel_str(destination.cast(), room, name as *const _) };
     if length > 0 { (length - 1) as u64 } else { 0 }
-}
-
-#[inline(always)]
-unsafe fn starts_with_memfd(name: *const u8) -> bool {
-    // SAFETY: the caller guarantees six readable bytes.
-    unsafe {
-        name.read_volatile() == b'm'
-            && name.add(1).read_volatile() == b'e'
-            && name.add(2).read_volatile() == b'm'
-            && name.add(3).read_volatile() == b'f'
-            && name.add(4).read_volatile() == b'd'
-            && name.add(5).read_volatile() == b':'
-    }
 }
 
 #[inline(always)]

@@ -3,17 +3,28 @@
 use activity_ebpf_abi::maps::{LossCount, LossKey};
 use activity_ebpf_abi::{LossReason, RecordKind};
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_ringbuf_output};
+use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_ringbuf_output, bpf_ringbuf_reserve, bpf_ringbuf_submit};
 use aya_ebpf::maps::RingBuf;
 
 use crate::maps::{ISSUED, LOSSES, LOSS_OVERFLOW};
 
 #[inline(always)]
 fn add_one(counter: *mut u64) {
-    // SAFETY: an aligned counter in a map value. Atomic, since a softirq may run another program on this CPU
-    // between a load and a store.
-    unsafe { core::sync::atomic::AtomicU64::from_ptr(counter) }
-        .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+    // SAFETY: an aligned counter in a map value.
+    unsafe { add(counter, 1) };
+}
+
+/// Adds to a counter in a map value atomically: another CPU may use the value, and a softirq may run another
+/// program on this CPU between a load and a store. This form of the instruction is as old as BPF itself.
+///
+/// # Safety
+/// `counter` is an aligned word inside a map value.
+#[inline(always)]
+pub unsafe fn add(counter: *mut u64, amount: u64) {
+    // SAFETY: see the function's contract.
+    unsafe {
+        core::arch::asm!("lock *(u64 *)({0} + 0) += {1}", in(reg) counter, in(reg) amount, options(nostack));
+    }
 }
 
 /// Copies `length` bytes of a record into `ring`.
@@ -27,6 +38,31 @@ pub fn emit(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64, record: *c
     if failed {
         record_lost(kind, LossReason::RingFull, cgroup_id);
     } else if let Some(issued) = ISSUED.get_ptr_mut(kind as u32) {
+        // SAFETY: a non-null map value.
+        add_one(unsafe { &raw mut (*issued).emitted });
+    }
+}
+
+/// Room for a `T` in `ring`, to be filled completely and passed to [`submit`]; `None` is counted as lost.
+#[inline(always)]
+pub fn reserve<T>(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64) -> Option<*mut T> {
+    // SAFETY: a RingBuf is its definition, whose address the loader replaces with the map.
+    let place = unsafe {
+        bpf_ringbuf_reserve(core::ptr::from_ref(ring).cast_mut().cast(), size_of::<T>() as u64, 0)
+    };
+    if place.is_null() {
+        record_lost(kind, LossReason::RingFull, cgroup_id);
+        return None;
+    }
+    Some(place.cast())
+}
+
+/// Makes a reserved record visible to the reader.
+#[inline(always)]
+pub fn submit<T>(kind: RecordKind, record: *mut T) {
+    // SAFETY: a pointer that `reserve` gave, every byte of which was written.
+    unsafe { bpf_ringbuf_submit(record.cast(), 0) };
+    if let Some(issued) = ISSUED.get_ptr_mut(kind as u32) {
         // SAFETY: a non-null map value.
         add_one(unsafe { &raw mut (*issued).emitted });
     }
@@ -48,7 +84,7 @@ pub fn lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let key = LossKey { cgroup_id, kind: kind as u32, reason: reason as u32 };
-    if add(&key, now) {
+    if add_to(&key, now) {
         return;
     }
     let first = LossCount { count: 1, first_ns: now, last_ns: now };
@@ -56,7 +92,7 @@ pub fn lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
         return;
     }
     // Another CPU was faster, or the map is full.
-    if add(&key, now) {
+    if add_to(&key, now) {
         return;
     }
     if let Some(overflow) = LOSS_OVERFLOW.get_ptr_mut(kind as u32) {
@@ -65,7 +101,7 @@ pub fn lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
 }
 
 #[inline(always)]
-fn add(key: &LossKey, now: u64) -> bool {
+fn add_to(key: &LossKey, now: u64) -> bool {
     match LOSSES.get_ptr_mut(key) {
         Some(value) => {
             count(value, now);

@@ -42,6 +42,16 @@ impl Missing {
     }
 }
 
+/// Sets bits of a word in memory, in memory: the verifier forgets what it was.
+///
+/// # Safety
+/// `word` may be read and written.
+#[inline(always)]
+pub unsafe fn set_bits(word: *mut u32, bits: u32) {
+    // SAFETY: see the function's contract.
+    unsafe { word.write_volatile(word.read_volatile() | bits) };
+}
+
 /// Hides a value's provenance from the compiler, so that the bound that follows is really computed, where the
 /// verifier can see it.
 #[inline(always)]

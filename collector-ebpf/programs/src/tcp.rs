@@ -7,14 +7,14 @@
 use activity_ebpf_abi::maps::{ListenerKey, Owner, TcpSocket};
 use activity_ebpf_abi::offsets::ABSENT;
 use activity_ebpf_abi::records::{
-    AF_INET, AF_INET6, FLOW_BYTES, FlowBody, FlowDirection, FlowPhase, Header, flow_flags, missing,
+    AF_INET6, FLOW_BYTES, FlowBody, FlowDirection, FlowPhase, Header, flow_flags, missing,
 };
 use activity_ebpf_abi::{LossReason, RecordKind};
 use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
 use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
 
-use crate::loss::{emit, lost};
+use crate::loss::{lost, reserve, submit};
 use crate::maps::{RING_FLOW, TCP_LISTENERS, TCP_SOCKETS};
 use crate::offset;
 use crate::read::{Missing, at};
@@ -51,100 +51,88 @@ pub fn on_tcp_state(ctx: RawTracePointContext) -> i32 {
     if at::<u16>(sk, offset!(sock_protocol)).is_some_and(|protocol| protocol & 0xff != IPPROTO_TCP) {
         return 0;
     }
-    match (old_state, new_state) {
-        (_, TCP_SYN_SENT) => connecting(sk, old_state),
-        (_, TCP_LISTEN) => listening(sk, old_state),
-        (_, TCP_ESTABLISHED) => established(sk, old_state),
-        (TCP_LISTEN, TCP_CLOSE) => unlisten(sk),
-        (_, TCP_CLOSE) => closed(sk, old_state),
-        _ => {}
+    let mut socket = TcpSocket::default();
+    let phase = match (old_state, new_state) {
+        (_, TCP_SYN_SENT) => connecting(sk, &mut socket),
+        (_, TCP_LISTEN) => listening(sk, &mut socket),
+        (_, TCP_ESTABLISHED) => established(sk, &mut socket, old_state),
+        (TCP_LISTEN, TCP_CLOSE) => {
+            if let Some(key) = listener_key(sk) {
+                let _ = TCP_LISTENERS.remove(&key);
+            }
+            return 0;
+        }
+        (_, TCP_CLOSE) => closed(sk, &mut socket),
+        _ => return 0,
+    };
+    if socket.owner.ignored == 0 {
+        report(sk, &socket, phase, old_state);
     }
     0
 }
 
 #[inline(always)]
-fn connecting(sk: u64, old_state: u32) {
-    let owner = task::owner();
-    let now = task::now();
-    let socket = TcpSocket {
-        flow_id: new_flow_id(now),
-        first_seen_ns: now,
-        owner,
-        direction: FlowDirection::Outbound as u32,
-        flags: 0,
-    };
-    remember(sk, &socket);
-    report(sk, &socket, FlowPhase::Connecting, RecordKind::Flow, old_state);
+fn connecting(sk: u64, socket: &mut TcpSocket) -> FlowPhase {
+    begin(socket, FlowDirection::Outbound);
+    socket.owner = task::owner();
+    remember(sk, socket);
+    FlowPhase::Connecting
 }
 
 #[inline(always)]
-fn listening(sk: u64, old_state: u32) {
-    let owner = task::owner();
-    let now = task::now();
+fn listening(sk: u64, socket: &mut TcpSocket) -> FlowPhase {
+    begin(socket, FlowDirection::Inbound);
+    socket.owner = task::owner();
     if let Some(key) = listener_key(sk) {
-        if TCP_LISTENERS.insert(&key, &owner, 0).is_err() {
-            lost(RecordKind::Listen, LossReason::MapFull, owner.cgroup_id);
+        if TCP_LISTENERS.insert(&key, &socket.owner, 0).is_err() {
+            lost(RecordKind::Listen, LossReason::MapFull, socket.owner.cgroup_id);
         }
     }
-    let socket = TcpSocket {
-        flow_id: new_flow_id(now),
-        first_seen_ns: now,
-        owner,
-        direction: FlowDirection::Inbound as u32,
-        flags: 0,
-    };
-    report(sk, &socket, FlowPhase::Listening, RecordKind::Listen, old_state);
+    FlowPhase::Listening
 }
 
 #[inline(always)]
-fn unlisten(sk: u64) {
-    if let Some(key) = listener_key(sk) {
-        let _ = TCP_LISTENERS.remove(&key);
-    }
-}
-
-#[inline(always)]
-fn established(sk: u64, old_state: u32) {
+fn established(sk: u64, socket: &mut TcpSocket, old_state: u32) -> FlowPhase {
     if let Some(known) = TCP_SOCKETS.get_ptr_mut(&sk) {
         // SAFETY: a non-null map value; the socket's own lock serialises its state changes.
-        let socket = unsafe {
+        unsafe {
             (*known).flags |= u32::from(flow_flags::ESTABLISHED);
-            *known
-        };
-        report(sk, &socket, FlowPhase::Established, RecordKind::Flow, old_state);
-        return;
+            *socket = *known;
+        }
+        return FlowPhase::Established;
     }
     // An outbound socket that is not in the map was connecting before the programs were there.
-    let direction =
-        if old_state == TCP_SYN_SENT { FlowDirection::Outbound } else { FlowDirection::Inbound };
-    let now = task::now();
-    let owner = if direction == FlowDirection::Inbound { accepting_owner(sk) } else { None };
-    let socket = TcpSocket {
-        flow_id: new_flow_id(now),
-        first_seen_ns: now,
-        owner: owner.unwrap_or_else(|| unknown_owner(sk)),
-        direction: direction as u32,
-        flags: u32::from(flow_flags::ESTABLISHED),
-    };
-    remember(sk, &socket);
-    report(sk, &socket, FlowPhase::Established, RecordKind::Flow, old_state);
+    let inbound = old_state != TCP_SYN_SENT;
+    begin(socket, if inbound { FlowDirection::Inbound } else { FlowDirection::Outbound });
+    socket.flags = u32::from(flow_flags::ESTABLISHED);
+    if !(inbound && accepting_owner(sk, &mut socket.owner)) {
+        unknown_owner(sk, &mut socket.owner);
+    }
+    remember(sk, socket);
+    FlowPhase::Established
 }
 
 #[inline(always)]
-fn closed(sk: u64, old_state: u32) {
-    match TCP_SOCKETS.get_ptr(&sk) {
-        Some(known) => {
-            // SAFETY: a non-null map value.
-            let socket = unsafe { *known };
-            let _ = TCP_SOCKETS.remove(&sk);
-            report(sk, &socket, FlowPhase::Closed, RecordKind::Flow, old_state);
-        }
-        None => {
-            // Older than the programs, or it did not fit: its end is still worth a record.
-            let socket = TcpSocket { owner: unknown_owner(sk), ..TcpSocket::default() };
-            report(sk, &socket, FlowPhase::Closed, RecordKind::Flow, old_state);
-        }
+fn closed(sk: u64, socket: &mut TcpSocket) -> FlowPhase {
+    if let Some(known) = TCP_SOCKETS.get_ptr(&sk) {
+        // SAFETY: a non-null map value.
+        *socket = unsafe { *known };
+        let _ = TCP_SOCKETS.remove(&sk);
+    } else {
+        // Older than the programs, or it did not fit: its end is still worth a record.
+        unknown_owner(sk, &mut socket.owner);
     }
+    FlowPhase::Closed
+}
+
+/// The id is unique while the machine is up: one CPU sees a nanosecond once.
+#[inline(always)]
+fn begin(socket: &mut TcpSocket, direction: FlowDirection) {
+    let now = task::now();
+    // SAFETY: a helper without arguments.
+    socket.flow_id = (now << 10) | u64::from(unsafe { bpf_get_smp_processor_id() } & 0x3ff);
+    socket.first_seen_ns = now;
+    socket.direction = direction as u32;
 }
 
 #[inline(always)]
@@ -154,16 +142,9 @@ fn remember(sk: u64, socket: &TcpSocket) {
     }
 }
 
-/// Unique while the machine is up: one CPU sees a nanosecond once.
-#[inline(always)]
-fn new_flow_id(now: u64) -> u64 {
-    // SAFETY: a helper without arguments.
-    (now << 10) | u64::from(unsafe { bpf_get_smp_processor_id() } & 0x3ff)
-}
-
 /// Nobody is known to own the socket; its cgroup is, where the kernel keeps one.
 #[inline(always)]
-fn unknown_owner(sk: u64) -> Owner {
+fn unknown_owner(sk: u64, owner: &mut Owner) {
     let mut absent = Missing(missing::OWNER | missing::START);
     let data = offset!(sock_cgroup_data);
     let cgroup = offset!(sock_cgroup);
@@ -176,8 +157,8 @@ fn unknown_owner(sk: u64) -> Owner {
             _ => None,
         }
     };
-    let cgroup_id = absent.or_flag(id, missing::CGROUP);
-    Owner { cgroup_id, missing: absent.0, ..Owner::default() }
+    owner.cgroup_id = absent.or_flag(id, missing::CGROUP);
+    owner.missing = absent.0;
 }
 
 #[inline(always)]
@@ -223,32 +204,35 @@ fn listener_key(sk: u64) -> Option<ListenerKey> {
 }
 
 /// Owner of the listening socket behind an accepted one: the one on its address, else on the wildcard, else on
-/// the dual-stack wildcard.
+/// the dual-stack wildcard (an IPv4 peer of which makes a v6 socket with mapped addresses).
 #[inline(always)]
-fn accepting_owner(sk: u64) -> Option<Owner> {
-    let mut key = listener_key(sk)?;
-    // An IPv4 peer of a dual-stack listener: a v6 socket with mapped addresses.
-    // SAFETY (all three): the value is copied at once.
-    if let Some(owner) = unsafe { TCP_LISTENERS.get(&key) } {
-        return Some(*owner);
+fn accepting_owner(sk: u64, owner: &mut Owner) -> bool {
+    let Some(mut key) = listener_key(sk) else { return false };
+    let mut found = TCP_LISTENERS.get_ptr(&key);
+    if found.is_none() {
+        key.address = [0; 16];
+        found = TCP_LISTENERS.get_ptr(&key);
     }
-    key.address = [0; 16];
-    // SAFETY: see above.
-    if let Some(owner) = unsafe { TCP_LISTENERS.get(&key) } {
-        return Some(*owner);
+    if found.is_none() {
+        key.family = u32::from(AF_INET6);
+        found = TCP_LISTENERS.get_ptr(&key);
     }
-    key.family = u32::from(AF_INET6);
-    // SAFETY: see above.
-    unsafe { TCP_LISTENERS.get(&key) }.copied()
+    match found {
+        Some(found) => {
+            // SAFETY: a non-null map value, copied at once.
+            *owner = unsafe { *found };
+            true
+        }
+        None => false,
+    }
 }
 
 #[inline(always)]
-fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, kind: RecordKind, old_state: u32) {
-    if socket.owner.ignored != 0 {
-        return;
-    }
-    let mut header = task::header_for(&socket.owner, kind, FLOW_BYTES as u32);
-    let mut absent = Missing(header.missing);
+fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, old_state: u32) {
+    let kind =
+        if matches!(phase, FlowPhase::Listening) { RecordKind::Listen } else { RecordKind::Flow };
+    let Some(record) = reserve::<FlowRecord>(&RING_FLOW, kind, socket.owner.cgroup_id) else { return };
+    let mut absent = Missing(socket.owner.missing);
     let found = addresses(sk, &mut absent);
     let net: u64 = at(sk, offset!(sock_net)).unwrap_or(0);
     let mut flags = socket.flags as u8;
@@ -277,7 +261,12 @@ fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, kind: RecordKind, old_s
         old_state: old_state as u8,
         flags,
     };
+    let mut header = task::header_for(&socket.owner, kind, FLOW_BYTES as u32);
     header.missing = absent.0;
-    let record = FlowRecord { header, body };
-    emit(&RING_FLOW, kind, socket.owner.cgroup_id, (&raw const record).cast(), FLOW_BYTES as u64);
+    // SAFETY: reserved above for a FlowRecord.
+    unsafe {
+        (&raw mut (*record).header).write(header);
+        (&raw mut (*record).body).write(body);
+    }
+    submit(kind, record);
 }

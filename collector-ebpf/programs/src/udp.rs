@@ -10,7 +10,7 @@ use aya_ebpf::helpers::generated::{bpf_get_socket_cookie, bpf_skb_cgroup_id, bpf
 use aya_ebpf::macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr};
 use aya_ebpf::programs::{SkBuffContext, SockAddrContext, SockContext};
 
-use crate::loss::lost;
+use crate::loss::{add, lost};
 use crate::maps::{UDP_FLOWS, UDP_SOCKETS};
 use crate::task;
 
@@ -109,13 +109,13 @@ pub fn udp_release(ctx: SockContext) -> i32 {
     ALLOW
 }
 
-#[cgroup_skb]
+#[cgroup_skb(egress)]
 pub fn udp_egress(ctx: SkBuffContext) -> i32 {
     packet(&ctx, FlowDirection::Outbound);
     ALLOW
 }
 
-#[cgroup_skb]
+#[cgroup_skb(ingress)]
 pub fn udp_ingress(ctx: SkBuffContext) -> i32 {
     packet(&ctx, FlowDirection::Inbound);
     ALLOW
@@ -202,8 +202,7 @@ fn packet(ctx: &SkBuffContext, direction: FlowDirection) {
     let owner = match UDP_SOCKETS.get_ptr_mut(&cookie) {
         // SAFETY: a non-null map value.
         Some(socket) => unsafe {
-            core::sync::atomic::AtomicU64::from_ptr(&raw mut (*socket).flows)
-                .fetch_add(1, core::sync::atomic::Ordering::Relaxed);
+            add(&raw mut (*socket).flows, 1);
             (*socket).owner
         },
         None => Owner {
@@ -242,9 +241,8 @@ fn count(key: &UdpFlowKey, outbound: bool, payload: u64) -> bool {
         } else {
             (&raw mut (*flow).bytes_received, &raw mut (*flow).packets_received)
         };
-        let order = core::sync::atomic::Ordering::Relaxed;
-        core::sync::atomic::AtomicU64::from_ptr(bytes).fetch_add(payload, order);
-        core::sync::atomic::AtomicU64::from_ptr(packets).fetch_add(1, order);
+        add(bytes, payload);
+        add(packets, 1);
         (*flow).last_seen_ns = task::now();
     }
     true

@@ -1,0 +1,3 @@
+//! Tests with an independent ground truth.
+
+mod verifier;
