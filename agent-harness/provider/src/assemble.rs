@@ -158,17 +158,17 @@ impl Assembler {
         };
         match (block, delta) {
             (Building::Ignored, _) | (_, Delta::Unknown) => {}
-            (Building::Text(all), Delta::TextDelta { text }) => {
+            (Building::Text(all), Delta::Text { text }) => {
                 all.push_str(&text);
                 return Ok(Step::Text(text));
             }
-            (Building::ToolUse { json, .. }, Delta::InputJsonDelta { partial_json }) => {
+            (Building::ToolUse { json, .. }, Delta::InputJson { partial_json }) => {
                 json.push_str(&partial_json);
             }
-            (Building::Thinking { thinking: all, .. }, Delta::ThinkingDelta { thinking }) => {
+            (Building::Thinking { thinking: all, .. }, Delta::Thinking { thinking }) => {
                 all.push_str(&thinking);
             }
-            (Building::Thinking { signature: all, .. }, Delta::SignatureDelta { signature }) => {
+            (Building::Thinking { signature: all, .. }, Delta::Signature { signature }) => {
                 all.push_str(&signature);
             }
             _ => return Err(ProviderError::Protocol("a delta that does not fit its block")),

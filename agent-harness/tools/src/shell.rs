@@ -257,10 +257,10 @@ impl ShellTool {
             () = raised(&mut stop, StopLevel::Graceful) => RunEnd::Stopped,
             () = sleep(limit) => RunEnd::TimedOut(limit),
         };
-        if matches!(end, RunEnd::Stopped | RunEnd::TimedOut(_)) {
-            if let Some(root) = root {
-                tree_gone = end_tree(&mut child, &Owned::new(root, before), &mut stop).await;
-            }
+        if matches!(end, RunEnd::Stopped | RunEnd::TimedOut(_))
+            && let Some(root) = root
+        {
+            tree_gone = end_tree(&mut child, &Owned::new(root, before), &mut stop).await;
         }
         if self.config.adopts_orphans {
             reap_adopted();

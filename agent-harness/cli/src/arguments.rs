@@ -1,0 +1,119 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use iteron_protocol::{AgentId, SessionId, TokenId};
+
+/// A coding agent that leaves evidence of what it does.
+#[derive(Debug, Parser)]
+#[command(name = "iteron", version, max_term_width = 100)]
+pub struct Arguments {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Give the agent one task, and wait until it is done
+    #[command(after_help = EXEC_HELP)]
+    Exec(ExecArguments),
+}
+
+const EXEC_HELP: &str = "\
+Environment:
+  ANTHROPIC_API_KEY    the model's key (required); commands that the agent runs do not see it
+  ANTHROPIC_BASE_URL   the model's address, https:// or a loopback http:// one
+                       [default: https://api.anthropic.com]
+  ITERON_LOG           log filter for stderr [default: warn]
+
+Exit status:
+  0    the agent ended its task
+  1    the task failed: turn limit, token limit, refusal, or a broken session record
+  2    usage or configuration error; nothing was asked
+  3    the model could not be reached, refused the request, or broke off
+  130  interrupted by SIGINT, SIGTERM, SIGHUP, or because nobody reads the output
+
+On an interrupt a running command gets SIGTERM and, 50 ms later or on a second interrupt, SIGKILL,
+with all its processes. The last line of --json is always session.ended.
+
+Examples:
+  iteron exec 'make the failing test in ./parser pass'
+  iteron exec --json --record ./sessions --max-turns 20 - < task.md
+  iteron exec --collector-socket /run/activity/agent.sock --session attempt-7 'run the checks'";
+
+#[derive(Debug, Args)]
+pub struct ExecArguments {
+    /// The task, or - to read it from standard input
+    #[arg(value_name = "PROMPT")]
+    pub prompt: String,
+
+    /// The model to ask
+    #[arg(long, value_name = "M", env = "ITERON_MODEL", default_value = "claude-sonnet-4-5")]
+    pub model: String,
+
+    /// Most tokens in one answer
+    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_tokens: u32,
+
+    /// Most model requests; tools asked for in the last answer are not run
+    #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_turns: u32,
+
+    /// Longest silence of the model, in seconds
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
+    pub model_idle_timeout: Duration,
+
+    /// The session's id; a fresh one otherwise. A known one begins a new conversation in its record
+    #[arg(long, value_name = "ID")]
+    pub session: Option<SessionId>,
+
+    /// The agent's id in events
+    #[arg(long, value_name = "ID", env = "ACTIVITY_AGENT_ID", default_value = "iteron")]
+    pub agent: AgentId,
+
+    /// The mission that the session belongs to
+    #[arg(long, value_name = "ID", env = "ACTIVITY_MISSION_ID")]
+    pub mission: Option<TokenId>,
+
+    /// The task that the session belongs to
+    #[arg(long, value_name = "ID", env = "ACTIVITY_TASK_ID")]
+    pub task: Option<TokenId>,
+
+    /// The collector's agent socket; without one, effects are unobserved
+    #[arg(long, value_name = "PATH", env = "ACTIVITY_SOCKET")]
+    pub collector_socket: Option<PathBuf>,
+
+    /// Print one JSON event a line instead of the answer's text
+    #[arg(long)]
+    pub json: bool,
+
+    /// Keep a hash-chained record of the session here, content included
+    #[arg(long, value_name = "DIR")]
+    pub record: Option<PathBuf>,
+
+    /// Work in this directory
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds".to_owned())?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("give a number of seconds above 0".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+}

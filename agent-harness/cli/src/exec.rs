@@ -1,0 +1,182 @@
+//! `iteron exec`: puts a session together and runs it.
+
+use std::io::Read as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use iteron_lifecycle::{Correlation, Lifecycle, LifecycleConfig};
+use iteron_protocol::{Outcome, OutputEvent, SessionId, Submission};
+use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
+use iteron_record::Record;
+use iteron_runtime::{Session, SessionConfig, SessionParts};
+use iteron_tools::{ShellConfig, ShellTool, become_subreaper};
+use tokio::sync::watch;
+
+use crate::arguments::ExecArguments;
+use crate::print::{Printer, note};
+use crate::signals;
+
+const KEY_VARIABLE: &str = "ANTHROPIC_API_KEY";
+const BASE_URL_VARIABLE: &str = "ANTHROPIC_BASE_URL";
+const BASE_URL_DEFAULT: &str = "https://api.anthropic.com";
+
+/// Longest task taken from standard input, in bytes.
+const PROMPT_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+pub fn run(arguments: ExecArguments) -> ExitCode {
+    protect_key();
+    let prepared = prepare(arguments);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let outcome = match (prepared, runtime) {
+        (Ok(prepared), Ok(runtime)) => {
+            let outcome = runtime.block_on(exec(prepared));
+            // A thread that waits in a system call must not hold the exit.
+            runtime.shutdown_background();
+            outcome
+        }
+        (Err(error), _) => Err(error),
+        (_, Err(error)) => Err(error.into()),
+    };
+    match outcome {
+        Ok(outcome) => ExitCode::from(exit_code(outcome)),
+        Err(error) => {
+            note(&format!("{error:#}"));
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// As documented in the help.
+const fn exit_code(outcome: Outcome) -> u8 {
+    match outcome {
+        Outcome::Completed => 0,
+        Outcome::TaskFailed { .. } | Outcome::HarnessFailed => 1,
+        Outcome::ProviderFailed { .. } => 3,
+        Outcome::Interrupted => 130,
+    }
+}
+
+/// Keeps the commands that the agent runs, which have our user id, from reading our memory and
+/// environment through `/proc` (proc(5), `PR_SET_DUMPABLE`).
+fn protect_key() {
+    if let Err(error) = nix::sys::prctl::set_dumpable(false) {
+        tracing::warn!(%error, "cannot hide this process from the commands it runs");
+    }
+}
+
+struct Prepared {
+    arguments: ExecArguments,
+    session: SessionId,
+    prompt: String,
+    cwd: PathBuf,
+    provider: Provider,
+}
+
+/// Everything that can be wrong before anything is asked.
+fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
+    let prompt = read_prompt(&arguments.prompt)?;
+    let key = match std::env::var(KEY_VARIABLE) {
+        Ok(key) if !key.is_empty() => key,
+        _ => bail!("set {KEY_VARIABLE} to the model's key"),
+    };
+    let key = ApiKey::new(&key).with_context(|| format!("{KEY_VARIABLE} is not usable as a key"))?;
+    let base = std::env::var(BASE_URL_VARIABLE).ok().filter(|url| !url.is_empty());
+    let base = base.as_deref().unwrap_or(BASE_URL_DEFAULT);
+    let limits = Limits { idle_timeout: arguments.model_idle_timeout, ..Limits::default() };
+    let config = ProviderConfig::new(base, key, limits)
+        .with_context(|| format!("{BASE_URL_VARIABLE} is not usable"))?;
+    let provider = Provider::new(config).context("cannot set up the connection to the model")?;
+    let cwd = match &arguments.cwd {
+        Some(cwd) => cwd.canonicalize().with_context(|| format!("cannot work in {}", cwd.display()))?,
+        None => std::env::current_dir().context("the current directory is gone; use --cwd")?,
+    };
+    if !cwd.is_dir() {
+        bail!("{} is no directory", cwd.display());
+    }
+    let session = arguments.session.clone().unwrap_or_else(SessionId::fresh);
+    Ok(Prepared { arguments, session, prompt, cwd, provider })
+}
+
+fn read_prompt(argument: &str) -> anyhow::Result<String> {
+    let mut prompt = argument.to_owned();
+    if argument == "-" {
+        prompt.clear();
+        let mut stdin = std::io::stdin().lock().take(PROMPT_BYTES_MAX + 1);
+        stdin.read_to_string(&mut prompt).context("cannot read the task from standard input")?;
+    }
+    if u64::try_from(prompt.len()).is_ok_and(|bytes| bytes > PROMPT_BYTES_MAX) {
+        bail!("the task has more than {PROMPT_BYTES_MAX} bytes");
+    }
+    if prompt.trim().is_empty() {
+        bail!("the task is empty");
+    }
+    Ok(prompt)
+}
+
+async fn exec(prepared: Prepared) -> anyhow::Result<Outcome> {
+    let Prepared { arguments, session, prompt, cwd, provider } = prepared;
+    become_subreaper().context("cannot become a subreaper")?;
+    let (interrupt, interrupts) = watch::channel(0);
+    signals::count_into(interrupt.clone()).context("cannot listen for signals")?;
+    let (record, record_torn_bytes) = open_record(&arguments, &session)?;
+    let lifecycle = connect(&arguments, &session).await;
+
+    let mut shell = ShellConfig::new(cwd.clone());
+    shell.hidden_variables = vec![KEY_VARIABLE.to_owned()];
+    shell.adopts_orphans = true;
+
+    let mut printer = Printer::new(arguments.json, interrupt);
+    let mut output = |event: OutputEvent| printer.print(&event);
+    let config = SessionConfig {
+        submission: Submission { session_id: session, prompt },
+        agent_id: arguments.agent,
+        model: arguments.model,
+        max_tokens: arguments.max_tokens,
+        turns_max: arguments.max_turns,
+        cwd,
+    };
+    let parts = SessionParts {
+        provider,
+        shell: ShellTool::new(shell),
+        record,
+        record_torn_bytes,
+        lifecycle,
+        interrupts,
+        clock: || jiff::Timestamp::now().as_millisecond(),
+        output: &mut output,
+    };
+    Ok(Session::new(config, parts).run().await)
+}
+
+fn open_record(arguments: &ExecArguments, session: &SessionId) -> anyhow::Result<(Option<Record>, u64)> {
+    let Some(dir) = &arguments.record else { return Ok((None, 0)) };
+    let (record, opened) = Record::open(dir, session)?;
+    if opened.torn_bytes > 0 {
+        let path = record.path().display();
+        note(&format!("{path}: {} bytes of a torn entry were cut off", opened.torn_bytes));
+    }
+    Ok((Some(record), opened.torn_bytes))
+}
+
+/// Connects to the collector, or says in one line that effects are unobserved.
+async fn connect(arguments: &ExecArguments, session: &SessionId) -> Option<Lifecycle> {
+    let Some(socket) = arguments.collector_socket.clone().filter(|path| !path.as_os_str().is_empty()) else {
+        note("effects are unobserved: no collector socket was given");
+        return None;
+    };
+    let correlation = Correlation {
+        agent_id: arguments.agent.clone(),
+        session_id: session.clone(),
+        mission_id: arguments.mission.clone(),
+        task_id: arguments.task.clone(),
+        tool_call_id: None,
+    };
+    match Lifecycle::connect(LifecycleConfig { socket, correlation }).await {
+        Ok(lifecycle) => Some(lifecycle),
+        Err(error) => {
+            note(&format!("effects are unobserved: {error}"));
+            None
+        }
+    }
+}
