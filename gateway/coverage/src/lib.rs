@@ -3,52 +3,165 @@
 //! Pure data: no IO, no clock. The store tells every batch ([`CoverageIndex::apply_batch`]) and every
 //! `telemetry.*` event ([`CoverageIndex::apply_event`]); both may be told again and in any order.
 
+mod classes;
+mod clock;
+mod collector;
+mod declared;
 mod facts;
+mod life;
+mod marks;
+mod pairs;
+mod read;
+mod reasons;
+mod report;
+mod stored;
+mod verdict;
 
 pub use facts::{BatchFacts, BatchKind, CollectorState, CoverageRequest, StreamState, WithheldLine};
 
-use activity_schema::Event;
+use std::collections::BTreeMap;
+
 use activity_schema::coverage::CoverageReport;
+use activity_schema::event::Layer;
+use activity_schema::{Event, Timestamp};
 use serde::{Deserialize, Serialize};
+
+use crate::collector::Collector;
 
 /// So many heartbeat intervals without proof are `pending`; longer is silence (contract, "2 missed = silent").
 pub const MISSED_MAX: i64 = 2;
+/// Heartbeat interval of a config that names none (contract, "telemetry.heartbeat").
+pub const INTERVAL_NS_DEFAULT: i64 = 10_000_000_000;
+/// Most instances known by name; beyond it those that were heard of least recently are forgotten, and no answer
+/// about "every instance" is complete any more.
+const INSTANCES_MAX: usize = 65_536;
 
-/// Coverage of one tenant, kept up to date batch by batch.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct CoverageIndex {}
+/// Coverage of one tenant, kept up to date batch by batch. Every kind of fact is bounded; what no longer fits is
+/// merged or forgotten in such a way that answers only ever say less.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoverageIndex {
+    collectors: BTreeMap<String, Collector>,
+    instances: BTreeMap<String, Heard>,
+    forgotten_instances: u64,
+}
+
+/// When an instance was heard of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Heard {
+    first: i64,
+    last: i64,
+    /// It was destroyed: a host or runtime said so.
+    ended: Option<i64>,
+}
 
 impl CoverageIndex {
     /// Takes note of a stored, shed or forked batch.
     pub fn apply_batch(&mut self, facts: &BatchFacts) {
-        let _ = facts;
-    }
-
-    /// Takes note of a stored `telemetry.*` event; others cost one comparison.
-    pub fn apply_event(&mut self, event: &Event<'_>) {
-        let _ = event;
-    }
-
-    /// Coverage of the interval, worst reason first.
-    pub fn report(&self, request: &CoverageRequest) -> CoverageReport {
-        CoverageReport {
-            from: request.from,
-            to: request.to,
-            complete: false,
-            reasons: vec!["no instance is known".to_owned()],
-            elided_lines: 0,
-            forks: 0,
-            instances: Vec::new(),
+        for instance in &facts.instances {
+            self.hear(instance, facts.occurred_min.as_nanos());
+            self.hear(instance, facts.occurred_max.as_nanos());
         }
+        self.collector(facts.stream.collector.as_str()).apply_batch(facts);
+    }
+
+    /// Takes note of a stored `telemetry.*` event; others cost a comparison. `runtime.lifecycle.destroyed` is also
+    /// understood, so that an instance that is gone does not make every later answer incomplete.
+    pub fn apply_event(&mut self, event: &Event<'_>) {
+        let instance = event.correlation.instance_id.as_str();
+        let at = event.occurred_at.as_nanos();
+        let Some(kind) = event.event_name.strip_prefix("telemetry.") else {
+            if event.event_name == "runtime.lifecycle.destroyed" && event.source.layer != Layer::Guest {
+                self.end(instance, at, read::speaker(event).vouches);
+            }
+            return;
+        };
+        let speaker = read::speaker(event);
+        if kind == "config" && speaker.vouches {
+            self.hear(instance, at);
+        }
+        self.collector(speaker.collector).apply_event(event, kind, &speaker);
+    }
+
+    /// Coverage of `[from, min(to, now))`, reasons worst first.
+    ///
+    /// `complete` holds exactly when `reasons` is empty. A loss record counts in the first span that it touches;
+    /// spans of one class follow one another without a gap.
+    pub fn report(&self, request: &CoverageRequest) -> CoverageReport {
+        let instances = match &request.instance {
+            Some(instance) => vec![instance.clone()],
+            None => self.instances_within(request.from, request.to.min(request.now)),
+        };
+        report::report(&report::Asked {
+            collectors: &self.collectors,
+            instances,
+            forgotten_instances: self.forgotten_instances,
+            request,
+        })
     }
 
     /// Every instance that a collector declared or that a stored line names, sorted.
     pub fn instances(&self) -> Vec<String> {
-        Vec::new()
+        self.instances.keys().cloned().collect()
     }
 
     /// Every collector that was heard of, sorted by name.
     pub fn collectors(&self) -> Vec<CollectorState> {
-        Vec::new()
+        self.collectors.iter().map(|(name, collector)| collector.state(name)).collect()
+    }
+
+    /// Those heard of before `to` and not destroyed before `from`. Silence is no end: an instance whose collector
+    /// was killed must not drop out of the answer.
+    fn instances_within(&self, from: Timestamp, to: Timestamp) -> Vec<String> {
+        let (from, to) = (from.as_nanos(), to.as_nanos());
+        let lives = |heard: &Heard| {
+            let ended = heard.ended.is_some_and(|at| at < from && heard.last <= at);
+            heard.first < to && !ended
+        };
+        self.instances.iter().filter(|(_, heard)| lives(heard)).map(|(name, _)| name.clone()).collect()
+    }
+
+    fn collector(&mut self, name: &str) -> &mut Collector {
+        if !self.collectors.contains_key(name) {
+            self.collectors.insert(name.to_owned(), Collector::default());
+        }
+        self.collectors.entry(name.to_owned()).or_default()
+    }
+
+    fn hear(&mut self, instance: &str, at: i64) {
+        if instance == read::UNKNOWN || instance.is_empty() {
+            return;
+        }
+        match self.instances.get_mut(instance) {
+            Some(heard) => {
+                heard.first = heard.first.min(at);
+                heard.last = heard.last.max(at);
+            }
+            None => {
+                self.instances.insert(instance.to_owned(), Heard { first: at, last: at, ended: None });
+                if self.instances.len() > INSTANCES_MAX {
+                    self.forget_instances();
+                }
+            }
+        }
+    }
+
+    fn end(&mut self, instance: &str, at: i64, vouches: bool) {
+        if vouches && let Some(heard) = self.instances.get_mut(instance) {
+            heard.ended = heard.ended.max(Some(at));
+        }
+    }
+
+    /// Forgets the eighth that was heard of least recently.
+    fn forget_instances(&mut self) {
+        let mut by_age: Vec<(i64, String)> =
+            self.instances.iter().map(|(name, heard)| (heard.last, name.clone())).collect();
+        by_age.sort_unstable();
+        for (_, name) in by_age.into_iter().take(INSTANCES_MAX / 8) {
+            self.instances.remove(&name);
+            for collector in self.collectors.values_mut() {
+                collector.declarations.forget(&name);
+            }
+            self.forgotten_instances += 1;
+        }
     }
 }

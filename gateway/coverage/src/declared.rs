@@ -1,0 +1,213 @@
+//! What a collector declared to watch, by instance and time.
+
+use std::collections::BTreeMap;
+
+use activity_schema::coverage::EventClass;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Configs kept an instance; what lies before a forgotten one is no longer vouched for.
+const CONFIGS_MAX: usize = 2048;
+/// `telemetry.unsupported` kept a collector; likewise.
+const UNSUPPORTED_MAX: usize = 1024;
+/// Bodies compared when a config is told: collectors repeat the one that they have.
+const COMPARED_MAX: usize = 64;
+/// Bodies from which on unused ones are swept.
+const SWEEP_MIN: usize = 512;
+
+/// Better first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum DeclaredState {
+    Supported,
+    Degraded,
+    Unsupported,
+    /// A state that this version does not know.
+    Unclear,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Declared {
+    pub(crate) class: EventClass,
+    pub(crate) state: DeclaredState,
+    pub(crate) source: Option<String>,
+    pub(crate) reason: Option<String>,
+}
+
+/// The body of a `telemetry.config`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Declaration {
+    pub(crate) interval_ns: i64,
+    /// One entry a class.
+    pub(crate) classes: Vec<Declared>,
+}
+
+impl Declaration {
+    pub(crate) fn class(&self, class: EventClass) -> Option<&Declared> {
+        self.classes.iter().find(|declared| declared.class == class)
+    }
+}
+
+/// By time, and by event id where times are equal.
+type Key = (i64, Uuid);
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Unsupported {
+    instance: Option<String>,
+    declared: Declared,
+}
+
+/// Declarations of one collector.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Declarations {
+    /// Index into `bodies` by instance and time.
+    by_instance: BTreeMap<String, Configs>,
+    bodies: Vec<Declaration>,
+    sweep_at: usize,
+    #[serde(with = "crate::pairs")]
+    unsupported: BTreeMap<Key, Unsupported>,
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Configs {
+    #[serde(with = "crate::pairs")]
+    at: BTreeMap<Key, u32>,
+    /// Before this, configs are forgotten.
+    forgotten_before: Option<i64>,
+}
+
+impl Declarations {
+    pub(crate) fn declare(&mut self, instance: &str, key: Key, body: Declaration) {
+        let body = self.intern(body);
+        let configs = self.by_instance.entry(instance.to_owned()).or_default();
+        configs.at.insert(key, body);
+        if configs.at.len() > CONFIGS_MAX {
+            configs.at.pop_first();
+            configs.forgotten_before = configs.at.first_key_value().map(|((at, _), _)| *at);
+        }
+        if self.bodies.len() > self.sweep_at.max(SWEEP_MIN) {
+            self.sweep();
+        }
+    }
+
+    /// Returns the time before which nothing is vouched for any longer, when a bound was reached.
+    #[must_use]
+    pub(crate) fn withdraw(
+        &mut self,
+        instance: Option<String>,
+        key: Key,
+        class: EventClass,
+        reason: Option<String>,
+    ) -> Option<i64> {
+        let declared = Declared { class, state: DeclaredState::Unsupported, source: None, reason };
+        self.unsupported.insert(key, Unsupported { instance, declared });
+        if self.unsupported.len() > UNSUPPORTED_MAX {
+            self.unsupported.pop_first().map(|((at, _), _)| at.saturating_add(1))
+        } else {
+            None
+        }
+    }
+
+    pub(crate) fn knows(&self, instance: &str) -> bool {
+        self.by_instance.contains_key(instance)
+    }
+
+    pub(crate) fn forget(&mut self, instance: &str) {
+        self.by_instance.remove(instance);
+    }
+
+    pub(crate) fn instances(&self) -> impl Iterator<Item = &str> {
+        self.by_instance.keys().map(String::as_str)
+    }
+
+    /// Configs of the instance in order of time.
+    pub(crate) fn configs(&self, instance: &str) -> impl Iterator<Item = (i64, &Declaration)> {
+        let configs = self.by_instance.get(instance);
+        let entries = configs.into_iter().flat_map(|c| &c.at);
+        entries.filter_map(|((at, _), body)| Some((*at, self.bodies.get(usize::try_from(*body).ok()?)?)))
+    }
+
+    pub(crate) fn forgotten_before(&self, instance: &str) -> Option<i64> {
+        self.by_instance.get(instance)?.forgotten_before
+    }
+
+    /// The interval of the config in force at `at`, else of the first.
+    pub(crate) fn interval_ns(&self, instance: &str, at: i64) -> i64 {
+        let mut configs = self.configs(instance).peekable();
+        let first = configs.peek().map(|(_, body)| body.interval_ns);
+        let in_force = configs.take_while(|(from, _)| *from <= at).last().map(|(_, body)| body.interval_ns);
+        in_force.or(first).unwrap_or(crate::INTERVAL_NS_DEFAULT)
+    }
+
+    /// What was declared of the class: from each time on, `None` where the config does not name it.
+    pub(crate) fn timeline(&self, instance: &str, class: EventClass) -> Vec<(i64, Option<&Declared>)> {
+        let mut out: Vec<(i64, u8, Uuid, Option<&Declared>)> = Vec::new();
+        if let Some(configs) = self.by_instance.get(instance) {
+            for ((at, id), body) in &configs.at {
+                let body = usize::try_from(*body).ok().and_then(|body| self.bodies.get(body));
+                out.push((*at, 0, *id, body.and_then(|body| body.class(class))));
+            }
+        }
+        let Some(first) = out.first().map(|(at, ..)| *at) else { return Vec::new() };
+        for ((at, id), entry) in self.unsupported.range((first, Uuid::nil())..) {
+            let mine = entry.instance.as_deref().is_none_or(|i| i == instance || !self.knows(i));
+            if mine && entry.declared.class == class {
+                out.push((*at, 1, *id, Some(&entry.declared)));
+            }
+        }
+        out.sort_by_key(|(at, order, id, _)| (*at, *order, *id));
+        out.into_iter().map(|(at, _, _, declared)| (at, declared)).collect()
+    }
+
+    fn intern(&mut self, body: Declaration) -> u32 {
+        let from = self.bodies.len().saturating_sub(COMPARED_MAX);
+        let known = self.bodies[from..].iter().rposition(|b| *b == body).map(|i| from + i);
+        let at = known.unwrap_or_else(|| {
+            self.bodies.push(body);
+            self.bodies.len() - 1
+        });
+        // Bounded by configs kept, far below.
+        u32::try_from(at).unwrap_or(u32::MAX)
+    }
+
+    fn sweep(&mut self) {
+        let mut renamed: BTreeMap<u32, u32> = BTreeMap::new();
+        let mut kept = Vec::new();
+        for body in self.by_instance.values_mut().flat_map(|configs| configs.at.values_mut()) {
+            let next = u32::try_from(renamed.len()).unwrap_or(u32::MAX);
+            let old = *body;
+            *body = *renamed.entry(old).or_insert_with(|| {
+                kept.extend(usize::try_from(old).ok().and_then(|old| self.bodies.get(old)).cloned());
+                next
+            });
+        }
+        self.bodies = kept;
+        self.sweep_at = self.bodies.len().saturating_mul(2);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(i: i64) -> Declaration {
+        Declaration { interval_ns: i, classes: Vec::new() }
+    }
+
+    #[test]
+    fn repeated_bodies_are_kept_once_and_sweeping_keeps_meaning() {
+        let mut all = Declarations::default();
+        for i in 0..20_000_i64 {
+            let instance = format!("i{}", i % 7);
+            all.declare(&instance, (i, Uuid::nil()), body(i / 3));
+        }
+        assert_eq!(all.bodies.windows(2).filter(|p| p[0] == p[1]).count(), 0);
+        for instance in 0..7 {
+            let name = format!("i{instance}");
+            let configs: Vec<_> = all.configs(&name).collect();
+            assert_eq!(configs.len(), CONFIGS_MAX);
+            assert!(configs.iter().all(|(at, body)| body.interval_ns == at / 3));
+            assert_eq!(all.forgotten_before(&name), Some(configs[0].0));
+        }
+        assert!(all.bodies.len() <= 7 * CONFIGS_MAX * 2 + SWEEP_MIN);
+    }
+}
