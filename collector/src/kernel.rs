@@ -361,10 +361,12 @@ impl KernelSource {
 
     /// UDP flows that ended, or had no packet for `idle_ns` before `now_ns` (boot clock); each once.
     pub fn udp_flows(&mut self, now_ns: u64, idle_ns: u64) -> Vec<UdpFlow> {
-        udp::take_ended(self.map("udp_flows"), self.map("udp_sockets"), now_ns, idle_ns).unwrap_or_else(|error| {
-            tracing::warn!(%error, "udp flows cannot be read");
-            Vec::new()
-        })
+        udp::take_ended(self.map("udp_flows"), self.map("udp_sockets"), now_ns, idle_ns).unwrap_or_else(
+            |error| {
+                tracing::warn!(%error, "udp flows cannot be read");
+                Vec::new()
+            },
+        )
     }
 
     /// Makes a process on `cpu` that forks, fails an exec and exits, to be found by [`Self::drain`]. Costs about

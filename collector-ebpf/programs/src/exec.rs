@@ -260,7 +260,7 @@ fn component(destination: *mut u8, room: u32, dentry: u64) -> u64 {
 #[inline(always)]
 fn is_shm(dentry: u64) -> bool {
     let Some(name) = at::<u64>(dentry, offset!(dentry_name)) else { return false };
-    at::<[u8; 4]>(name, 0) == Some(*b"shm\0")
+    at::<u32>(name, 0) == Some(u32::from_ne_bytes(*b"shm\0"))
 }
 
 /// Whether a directory `shm` at the top of this file system holds the file: /dev/shm as a plain directory of a

@@ -45,8 +45,14 @@ fn word(ctx: &TracePointContext, offset: usize) -> u64 {
 
 #[inline(always)]
 fn enter(path_pointer: u64, flags: u32) -> u32 {
-    let mut attempt =
-        ExecAttempt { path_pointer, euid: 0, egid: 0, path_length: ExecAttempt::UNREAD, flags, path: [0; 256] };
+    let mut attempt = ExecAttempt {
+        path_pointer,
+        euid: 0,
+        egid: 0,
+        path_length: ExecAttempt::UNREAD,
+        flags,
+        path: [0; 256],
+    };
     (attempt.euid, attempt.egid) = effective_ids().unwrap_or((u32::MAX, u32::MAX));
     if let Some((length, truncated)) = string_tail(attempt.path.as_mut_ptr(), path_pointer, true) {
         attempt.path_length = length;
@@ -89,8 +95,7 @@ fn leave(result: i64) -> u32 {
         (*scratch).users = 1;
         let header = &raw mut (*scratch).header;
         header.write(task::header(RecordKind::ExecFailed, 0));
-        let mut body =
-            ExecFailedBody { errno: (-result) as u32, flags: 0, path_length: 0, reserved: [0; 3] };
+        let mut body = ExecFailedBody { errno: (-result) as u32, flags: 0, path_length: 0, reserved: [0; 3] };
         let text = (&raw mut (*scratch).text).cast::<u8>();
         let mut read = false;
         if let Some(attempt) = EXEC_ATTEMPTS.get_ptr(&key) {
@@ -106,7 +111,11 @@ fn leave(result: i64) -> u32 {
                 }
             } else {
                 body.path_length = ((*attempt).path_length & 0xff) as u16;
-                core::ptr::copy_nonoverlapping((&raw const (*attempt).path).cast::<u64>(), text.cast::<u64>(), 32);
+                core::ptr::copy_nonoverlapping(
+                    (&raw const (*attempt).path).cast::<u64>(),
+                    text.cast::<u64>(),
+                    32,
+                );
                 read = true;
             }
         }

@@ -25,8 +25,7 @@ struct ForkRecord {
 pub fn on_fork(ctx: RawTracePointContext) -> i32 {
     let parent: u64 = ctx.arg(0);
     let child: u64 = ctx.arg(1);
-    let (Some(tgid), Some(pid)) =
-        (at::<u32>(child, offset!(task_tgid)), at::<u32>(child, offset!(task_pid)))
+    let (Some(tgid), Some(pid)) = (at::<u32>(child, offset!(task_tgid)), at::<u32>(child, offset!(task_pid)))
     else {
         return 0;
     };

@@ -3,10 +3,12 @@
 use activity_ebpf_abi::maps::{LossCount, LossKey};
 use activity_ebpf_abi::{LossReason, RecordKind};
 use aya_ebpf::bindings::BPF_NOEXIST;
-use aya_ebpf::helpers::generated::{bpf_ktime_get_boot_ns, bpf_ringbuf_output, bpf_ringbuf_reserve, bpf_ringbuf_submit};
+use aya_ebpf::helpers::generated::{
+    bpf_ktime_get_boot_ns, bpf_ringbuf_output, bpf_ringbuf_reserve, bpf_ringbuf_submit,
+};
 use aya_ebpf::maps::RingBuf;
 
-use crate::maps::{ISSUED, LOSSES, LOSS_OVERFLOW};
+use crate::maps::{ISSUED, LOSS_OVERFLOW, LOSSES};
 
 #[inline(always)]
 fn add_one(counter: *mut u64) {
@@ -47,9 +49,8 @@ pub fn emit(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64, record: *c
 #[inline(always)]
 pub fn reserve<T>(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64) -> Option<*mut T> {
     // SAFETY: a RingBuf is its definition, whose address the loader replaces with the map.
-    let place = unsafe {
-        bpf_ringbuf_reserve(core::ptr::from_ref(ring).cast_mut().cast(), size_of::<T>() as u64, 0)
-    };
+    let place =
+        unsafe { bpf_ringbuf_reserve(core::ptr::from_ref(ring).cast_mut().cast(), size_of::<T>() as u64, 0) };
     if place.is_null() {
         record_lost(kind, LossReason::RingFull, cgroup_id);
         return None;
@@ -79,8 +80,12 @@ pub fn record_lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
 }
 
 /// Counts one loss (of a record, or of what a map would have held) against the cgroup that suffered it.
+///
+/// Not mangled: a mangled name depends on where the sources and the toolchain lie, and the committed object should
+/// come out the same everywhere.
 #[inline(never)]
-pub fn lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
+#[unsafe(no_mangle)]
+pub extern "C" fn lost(kind: RecordKind, reason: LossReason, cgroup_id: u64) {
     // SAFETY: a helper without arguments.
     let now = unsafe { bpf_ktime_get_boot_ns() };
     let key = LossKey { cgroup_id, kind: kind as u32, reason: reason as u32 };

@@ -1,7 +1,8 @@
 //! Maps. Sizes given here are defaults; the loader replaces those that belong to a budget.
 
 use activity_ebpf_abi::maps::{
-    Issued, KIND_SLOTS, ListenerKey, LossCount, LossKey, Owner, TcpSocket, UdpFlowCount, UdpFlowKey, UdpSocket,
+    Issued, KIND_SLOTS, ListenerKey, LossCount, LossKey, Owner, TcpSocket, UdpFlowCount, UdpFlowKey,
+    UdpSocket,
 };
 use activity_ebpf_abi::offsets::Offsets;
 use activity_ebpf_abi::records::{ExecBody, ExecFailedBody, Header};

@@ -229,8 +229,7 @@ fn accepting_owner(sk: u64, owner: &mut Owner) -> bool {
 
 #[inline(always)]
 fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, old_state: u32) {
-    let kind =
-        if matches!(phase, FlowPhase::Listening) { RecordKind::Listen } else { RecordKind::Flow };
+    let kind = if matches!(phase, FlowPhase::Listening) { RecordKind::Listen } else { RecordKind::Flow };
     let Some(record) = reserve::<FlowRecord>(&RING_FLOW, kind, socket.owner.cgroup_id) else { return };
     let mut absent = Missing(socket.owner.missing);
     let found = addresses(sk, &mut absent);

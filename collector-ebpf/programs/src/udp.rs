@@ -134,9 +134,8 @@ struct Datagram {
 fn load<const N: usize>(ctx: &SkBuffContext, offset: u32) -> Option<[u8; N]> {
     let mut bytes = [0u8; N];
     // SAFETY: room for N bytes; the helper checks the packet's length.
-    let result = unsafe {
-        bpf_skb_load_bytes(ctx.as_ptr().cast(), offset, bytes.as_mut_ptr().cast(), N as u32)
-    };
+    let result =
+        unsafe { bpf_skb_load_bytes(ctx.as_ptr().cast(), offset, bytes.as_mut_ptr().cast(), N as u32) };
     (result == 0).then_some(bytes)
 }
 

@@ -30,7 +30,9 @@ pub enum AttachError {
     NotPrivileged(#[source] Box<aya::EbpfError>),
     #[error("cannot make the pin directory {path}: mount a bpffs there (mount -t bpf bpffs /sys/fs/bpf)")]
     PinDirectory { path: PathBuf, source: io::Error },
-    #[error("{path} is not on a bpffs: mount one (mount -t bpf bpffs /sys/fs/bpf) or choose another directory")]
+    #[error(
+        "{path} is not on a bpffs: mount one (mount -t bpf bpffs /sys/fs/bpf) or choose another directory"
+    )]
     NotBpffs { path: PathBuf },
     #[error("cannot load the kernel programs' maps")]
     Load(#[source] Box<aya::EbpfError>),
@@ -62,13 +64,19 @@ pub(super) fn attach(config: &KernelConfig) -> Result<Attached, AttachError> {
     let btf = fs::read(BTF_PATH).ok().and_then(|bytes| Btf::parse(bytes, &offsets::wanted()).ok());
     let mut table = btf.as_ref().map_or(Offsets::ABSENT, offsets::resolve);
     let cgroup = File::open(&config.cgroup_root).ok();
-    let unified = statfs(&config.cgroup_root).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
+    let unified =
+        statfs(&config.cgroup_root).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
     let cgroup_hierarchy = if unified { "v2" } else { use_v1(&mut table, btf.as_ref()) };
 
     let mut programs = load(config, &table, set.as_deref())?;
     let maps = take_maps(&mut programs)?;
-    let mut attacher =
-        Attacher { programs: &mut programs, set: set.as_deref(), cgroup: cgroup.filter(|_| unified), links: vec![], reused: 0 };
+    let mut attacher = Attacher {
+        programs: &mut programs,
+        set: set.as_deref(),
+        cgroup: cgroup.filter(|_| unified),
+        links: vec![],
+        reused: 0,
+    };
     let mut classes = Vec::new();
     for class in CLASSES {
         let (support, probes) = attacher.class(class, &table, btf.is_some());
@@ -260,7 +268,12 @@ impl Attacher<'_> {
 
 /// Loads and attaches. The link is returned when it is wanted and the kernel has one that can be pinned;
 /// otherwise the program keeps it.
-fn start(program: &mut Program, hook: Hook, cgroup: Option<&File>, pin: bool) -> Result<Option<FdLink>, String> {
+fn start(
+    program: &mut Program,
+    hook: Hook,
+    cgroup: Option<&File>,
+    pin: bool,
+) -> Result<Option<FdLink>, String> {
     let text = |error: &dyn std::error::Error| describe(error);
     let no_cgroup = || "no cgroup v2 hierarchy at the configured root".to_owned();
     // A link is exclusive of nothing: the kernel lets several programs share the hook.

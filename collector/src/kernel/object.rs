@@ -4,8 +4,10 @@
 #[repr(C, align(16))]
 struct Aligned<T: ?Sized>(T);
 
-static OBJECT: &Aligned<[u8]> =
-    &Aligned(*include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../collector-ebpf/object/activity.bpf.o")));
+static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../collector-ebpf/object/activity.bpf.o"
+)));
 
 /// SHA-256 of the object, as committed beside it: hexadecimal, then the file name.
 const DIGEST: &str =
@@ -26,7 +28,8 @@ mod tests {
 
     #[test]
     fn the_committed_digest_is_the_objects() {
-        let digest: String = Sha256::digest(super::bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest: String =
+            Sha256::digest(super::bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(super::DIGEST.split_whitespace().next(), Some(digest.as_str()));
     }
 }

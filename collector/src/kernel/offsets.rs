@@ -53,10 +53,7 @@ pub(super) fn absent<'a>(offsets: &Offsets, names: &'a [&'a str]) -> Vec<&'a str
         .iter()
         .copied()
         .filter(|name| {
-            Offsets::FIELDS
-                .iter()
-                .zip(words)
-                .any(|(&(field, _, _), word)| field == *name && word == ABSENT)
+            Offsets::FIELDS.iter().zip(words).any(|(&(field, _, _), word)| field == *name && word == ABSENT)
         })
         .collect()
 }
@@ -66,28 +63,85 @@ pub(super) fn needed(kind: RecordKind) -> (&'static [&'static str], &'static [&'
     match kind {
         RecordKind::Fork | RecordKind::Scope => (
             &["task_pid", "task_tgid", "task_group_leader", "task_start_boottime"],
-            &["task_cgroups", "css_set_default", "cgroup_kn", "kernfs_id", "task_real_parent", "task_thread_pid",
-              "pid_level", "pid_numbers", "task_signal", "signal_pids", "pidtype_sid"],
+            &[
+                "task_cgroups",
+                "css_set_default",
+                "cgroup_kn",
+                "kernfs_id",
+                "task_real_parent",
+                "task_thread_pid",
+                "pid_level",
+                "pid_numbers",
+                "task_signal",
+                "signal_pids",
+                "pidtype_sid",
+            ],
         ),
         RecordKind::Exec => (
             &["task_group_leader", "task_start_boottime", "bprm_filename", "bprm_interp"],
-            &["bprm_file", "bprm_argc", "bprm_secureexec", "file_inode", "file_dentry", "file_vfsmount",
-              "dentry_name", "dentry_parent", "inode_ino", "inode_nlink", "inode_sb", "sb_dev", "sb_magic",
-              "mount_mnt", "mount_mountpoint", "mount_ns", "task_mm", "mm_arg_start", "mm_arg_end", "task_cred",
-              "cred_euid", "cred_egid"],
+            &[
+                "bprm_file",
+                "bprm_argc",
+                "bprm_secureexec",
+                "file_inode",
+                "file_dentry",
+                "file_vfsmount",
+                "dentry_name",
+                "dentry_parent",
+                "inode_ino",
+                "inode_nlink",
+                "inode_sb",
+                "sb_dev",
+                "sb_magic",
+                "mount_mnt",
+                "mount_mountpoint",
+                "mount_ns",
+                "task_mm",
+                "mm_arg_start",
+                "mm_arg_end",
+                "task_cred",
+                "cred_euid",
+                "cred_egid",
+            ],
         ),
         RecordKind::ExecFailed => (&["task_group_leader", "task_start_boottime"], &[]),
         RecordKind::Exit => (
             &["task_signal", "signal_live", "task_group_leader", "task_start_boottime"],
-            &["task_exit_code", "signal_flags", "signal_group_exit_code", "signal_maxrss", "signal_utime",
-              "signal_stime", "signal_runtime", "signal_thread_head", "task_thread_node", "task_utime",
-              "task_stime", "task_runtime"],
+            &[
+                "task_exit_code",
+                "signal_flags",
+                "signal_group_exit_code",
+                "signal_maxrss",
+                "signal_utime",
+                "signal_stime",
+                "signal_runtime",
+                "signal_thread_head",
+                "task_thread_node",
+                "task_utime",
+                "task_stime",
+                "task_runtime",
+            ],
         ),
         RecordKind::Flow | RecordKind::Listen => (
             &["sock_family", "sock_dport", "sock_daddr", "sock_saddr", "task_tgid"],
-            &["sock_protocol", "sock_daddr6", "sock_saddr6", "inet_sport", "sock_net", "net_inum", "sock_err",
-              "sock_flags", "sock_done_bit", "tcp_bytes_sent", "tcp_bytes_retrans", "tcp_bytes_received",
-              "tcp_segs_out", "tcp_segs_in", "sock_cgroup_data", "sock_cgroup"],
+            &[
+                "sock_protocol",
+                "sock_daddr6",
+                "sock_saddr6",
+                "inet_sport",
+                "sock_net",
+                "net_inum",
+                "sock_err",
+                "sock_flags",
+                "sock_done_bit",
+                "tcp_bytes_sent",
+                "tcp_bytes_retrans",
+                "tcp_bytes_received",
+                "tcp_segs_out",
+                "tcp_segs_in",
+                "sock_cgroup_data",
+                "sock_cgroup",
+            ],
         ),
         RecordKind::UdpFlow => (&["task_tgid", "task_pid", "task_group_leader", "task_start_boottime"], &[]),
     }

@@ -174,7 +174,11 @@ impl<'a> ExecRecord<'a> {
     /// descriptor.
     #[must_use]
     pub fn basename(&self) -> &'a [u8] {
-        if self.path.is_empty() || self.path.starts_with(b"/dev/fd/") { self.file_name } else { last(self.path) }
+        if self.path.is_empty() || self.path.starts_with(b"/dev/fd/") {
+            self.file_name
+        } else {
+            last(self.path)
+        }
     }
 
     #[must_use]

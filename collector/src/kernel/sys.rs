@@ -93,7 +93,8 @@ impl<const K: usize, const V: usize> ByteMap<'_, K, V> {
         while keys.len() < limit {
             let previous = keys.last().map_or(0, |key| address(key));
             let place = next.as_mut_ptr() as usize as u64;
-            let mut attr = ElementAttr { map_fd: raw(self.0), padding: 0, key: previous, value: place, flags: 0 };
+            let mut attr =
+                ElementAttr { map_fd: raw(self.0), padding: 0, key: previous, value: place, flags: 0 };
             match absent_is_none(bpf(BPF_MAP_GET_NEXT_KEY, &mut attr))? {
                 Some(()) => keys.push(next),
                 None => break,
@@ -120,11 +121,12 @@ pub(super) struct PerCpu<'a, const V: usize> {
 impl<const V: usize> PerCpu<'_, V> {
     /// One value for each possible CPU.
     pub(super) fn get(&self, index: u32) -> io::Result<Vec<[u8; V]>> {
+        let key = index.to_ne_bytes();
         let mut bytes = vec![0u8; V * self.possible_cpus];
         let mut attr = ElementAttr {
             map_fd: raw(self.fd),
             padding: 0,
-            key: address(&index.to_ne_bytes()),
+            key: address(&key),
             value: bytes.as_mut_ptr() as usize as u64,
             flags: 0,
         };

@@ -60,7 +60,8 @@ pub(super) fn take_ended(
     for key_bytes in flows.keys(KEYS_MAX)? {
         let Ok(key) = plain::<UdpFlowKey>(&key_bytes, 0) else { continue };
         let is_closed = closed.contains(&key.cookie.to_ne_bytes());
-        let Some(count) = flows.get(&key_bytes)?.and_then(|bytes| plain::<UdpFlowCount>(&bytes, 0).ok()) else {
+        let Some(count) = flows.get(&key_bytes)?.and_then(|bytes| plain::<UdpFlowCount>(&bytes, 0).ok())
+        else {
             continue;
         };
         if !is_closed && now_ns.saturating_sub(count.last_seen_ns) < idle_ns {
