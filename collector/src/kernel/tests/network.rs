@@ -1,0 +1,74 @@
+//! Flows: each once, with its owner and its bytes.
+
+use super::harness::{Cgroup, Seen, attach, config, run};
+use crate::kernel::{FlowDirection, FlowPhase, FlowRecord, RingSizes, TcpResult};
+
+#[test]
+fn a_short_tcp_connection_has_its_owner_and_its_bytes() {
+    let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
+    let cgroup = Cgroup::new();
+    let (truth, seen) = run(&mut source, &cgroup, "tcp 12345 678");
+    let flows: Vec<&FlowRecord> =
+        seen.iter().filter_map(|seen| if let Seen::Flow(flow) = seen { Some(flow) } else { None }).collect();
+    assert!(!truth.all("tcp").is_empty());
+    for line in truth.all("tcp") {
+        let [pid, client, server] = *line else { panic!("{truth:?}") };
+        let side = |local: i64, peer: i64, direction| {
+            let ended: Vec<&&FlowRecord> = flows
+                .iter()
+                .filter(|flow| {
+                    flow.phase == FlowPhase::Closed
+                        && i64::from(flow.local.port()) == local
+                        && i64::from(flow.peer.port()) == peer
+                })
+                .collect();
+            let [flow] = ended[..] else { panic!("{local} to {peer}: {ended:?}") };
+            assert_eq!(i64::from(flow.common.tgid), pid);
+            assert_eq!((flow.direction, flow.result), (direction, TcpResult::Completed));
+            assert!(flow.segments_out > 0 && flow.segments_in > 0);
+            let begun = |phase| flows.iter().filter(|at| at.flow_id == flow.flow_id && at.phase == phase).count();
+            assert_eq!(begun(FlowPhase::Established), 1);
+            assert_eq!(begun(FlowPhase::Connecting), usize::from(direction == FlowDirection::Outbound));
+            (flow.bytes_sent, flow.bytes_received)
+        };
+        assert_eq!(side(client, server, FlowDirection::Outbound), (12345, 678));
+        assert_eq!(side(server, client, FlowDirection::Inbound), (678, 12345));
+        let listens = seen
+            .iter()
+            .filter(|seen| matches!(seen, Seen::Listen(flow) if i64::from(flow.local.port()) == server))
+            .count();
+        assert_eq!(listens, 1);
+    }
+    let [pid, port] = *truth.one("refused") else { panic!("{truth:?}") };
+    let refused: Vec<_> = flows
+        .iter()
+        .filter(|flow| i64::from(flow.peer.port()) == port && flow.phase == FlowPhase::Closed)
+        .map(|flow| (i64::from(flow.common.tgid), flow.result, flow.established))
+        .collect();
+    assert_eq!(refused, [(pid, TcpResult::Refused, false)]);
+}
+
+#[test]
+fn a_udp_exchange_is_two_flows() {
+    let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
+    let cgroup = Cgroup::new();
+    let (truth, _) = run(&mut source, &cgroup, "udp");
+    let flows = source.udp_flows(0, u64::MAX);
+    assert!(!truth.all("udp").is_empty());
+    for line in truth.all("udp") {
+        let [pid, client, server] = *line else { panic!("{truth:?}") };
+        let side = |local: i64, peer: i64| {
+            let found: Vec<_> = flows
+                .iter()
+                .filter(|flow| i64::from(flow.local.port()) == local && i64::from(flow.peer.port()) == peer)
+                .collect();
+            let [flow] = found[..] else { panic!("{local} to {peer}: {found:?}") };
+            assert_eq!((i64::from(flow.common.tgid), flow.common.cgroup_id), (pid, cgroup.id));
+            assert!(flow.closed);
+            (flow.bytes_sent, flow.packets_sent, flow.bytes_received, flow.packets_received, flow.direction)
+        };
+        assert_eq!(side(client, server), (300, 3, 120, 3, FlowDirection::Outbound));
+        assert_eq!(side(server, client), (120, 3, 300, 3, FlowDirection::Inbound));
+    }
+    assert!(source.udp_flows(0, u64::MAX).iter().all(|flow| flow.common.cgroup_id != cgroup.id), "told once");
+}
