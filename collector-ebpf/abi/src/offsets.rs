@@ -87,6 +87,7 @@ offsets! {
     sb_magic = "super_block" "s_magic";
     mount_mnt = "mount" "mnt";
     mount_mountpoint = "mount" "mnt_mountpoint";
+    mount_parent = "mount" "mnt_parent";
     mount_ns = "mount" "mnt_ns";
     sock_family = "sock" "__sk_common.skc_family";
     sock_net = "sock" "__sk_common.skc_net.net";

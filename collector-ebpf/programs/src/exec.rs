@@ -22,6 +22,8 @@ use crate::task;
 
 /// Directories looked at between a file and the `shm` that may hold it.
 const PARENTS_MAX: u32 = 8;
+/// Mounts on one directory that are looked through.
+const STACKED_MAX: u32 = 4;
 
 #[raw_tracepoint(tracepoint = "sched_process_exec")]
 pub fn on_exec(ctx: RawTracePointContext) -> i32 {
@@ -238,7 +240,7 @@ impl Record {
         if below_shm(dentry) {
             self.flag(exec_flags::BELOW_SHM);
         }
-        let mountpoint = at::<u64>(mount, offset!(mount_mountpoint)).unwrap_or(0);
+        let mountpoint = visible_mountpoint(mount);
         let start = opaque(used) & 0x3ff;
         // SAFETY: as above.
         let place = unsafe { self.text().add(start as usize) };
@@ -246,6 +248,24 @@ impl Record {
         put!(self, mount_length, length as u16);
         start + length
     }
+}
+
+/// The directory that a mount covers; for one stacked on another, the directory below the stack.
+#[inline(always)]
+fn visible_mountpoint(mount: u64) -> u64 {
+    let mut mount = mount;
+    let mut mountpoint = 0;
+    for _ in 0..STACKED_MAX {
+        mountpoint = at::<u64>(mount, offset!(mount_mountpoint)).unwrap_or(0);
+        let Some(parent) = at::<u64>(mountpoint, offset!(dentry_parent)) else { break };
+        let Some(below) = at::<u64>(mount, offset!(mount_parent)) else { break };
+        // Not the root of what it is mounted on, or the root of everything.
+        if parent != mountpoint || below == mount {
+            break;
+        }
+        mount = below;
+    }
+    mountpoint
 }
 
 /// Copies a dentry's name; returns its length without the terminator.

@@ -94,7 +94,7 @@ pub(super) fn needed(kind: RecordKind) -> (&'static [&'static str], &'static [&'
                 "sb_dev",
                 "sb_magic",
                 "mount_mnt",
-                "mount_mountpoint",
+                "mount_mountpoint", "mount_parent",
                 "mount_ns",
                 "task_mm",
                 "mm_arg_start",
