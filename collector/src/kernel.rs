@@ -301,10 +301,13 @@ impl KernelSource {
     pub fn losses(&mut self) -> Vec<KernelLoss> {
         self.commit_losses();
         let maps = loss_maps(&self.attached.maps);
-        self.ledger.differences(&maps, boot_ns()).unwrap_or_else(|error| {
+        let now_ns = boot_ns();
+        let mut losses = self.ledger.differences(&maps, now_ns).unwrap_or_else(|error| {
             tracing::warn!(%error, "kernel loss counters cannot be read");
             Vec::new()
-        })
+        });
+        losses.extend(self.ledger.misses(&self.attached.running, now_ns));
+        losses
     }
 
     /// Call it when the losses of the last [`Self::losses`] are in the spool.
@@ -423,6 +426,7 @@ fn loss_maps<'a>(maps: &'a BTreeMap<&'static str, MapData>) -> LossMaps<'a> {
         reported: map(maps, "losses_reported"),
         overflow: map(maps, "loss_overflow"),
         overflow_reported: map(maps, "overflow_reported"),
+        misses_reported: map(maps, "misses_reported"),
     }
 }
 

@@ -29,6 +29,9 @@ pub struct Issued {
 /// Slots of `issued` and `loss_overflow`; indexed by `RecordKind as u32`.
 pub const KIND_SLOTS: u32 = 16;
 
+/// Slots of `misses_reported`, one for each program.
+pub const PROGRAM_SLOTS: u32 = 32;
+
 /// Who owns a socket.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]

@@ -1,7 +1,7 @@
 //! Maps. Sizes given here are defaults; the loader replaces those that belong to a budget.
 
 use activity_ebpf_abi::maps::{
-    Issued, KIND_SLOTS, ListenerKey, LossCount, LossKey, Owner, TcpSocket, UdpFlowCount, UdpFlowKey,
+    Issued, KIND_SLOTS, ListenerKey, LossCount, LossKey, Owner, PROGRAM_SLOTS, TcpSocket, UdpFlowCount, UdpFlowKey,
     UdpSocket,
 };
 use activity_ebpf_abi::offsets::Offsets;
@@ -34,6 +34,10 @@ pub static LOSSES_REPORTED: HashMap<LossKey, u64> = HashMap::with_max_entries(40
 pub static LOSS_OVERFLOW: Array<LossCount> = Array::with_max_entries(KIND_SLOTS, 0);
 #[map(name = "overflow_reported")]
 pub static OVERFLOW_REPORTED: Array<u64> = Array::with_max_entries(KIND_SLOTS, 0);
+
+/// Events that the kernel skipped, as far as the collector told of them; written by user space only.
+#[map(name = "misses_reported")]
+pub static MISSES_REPORTED: Array<u64> = Array::with_max_entries(PROGRAM_SLOTS, 0);
 
 /// Thread group → scope.
 #[map(name = "scopes")]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use activity_ebpf_abi::offsets::{ABSENT, Offsets};
@@ -18,6 +18,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, statfs};
 use thiserror::Error;
 
 use super::btf::Btf;
+use super::loss::Running;
 use super::probes::{CLASSES, Class, Hook, MAPS, Probe};
 use super::{AttachReport, ClassSupport, KernelConfig, ReplacedSet, Support, object, offsets, ring, sys};
 
@@ -53,6 +54,7 @@ pub(super) struct Attached {
     pub(super) programs: Ebpf,
     /// Holds descriptors of the pinned ones.
     pub(super) links: Vec<PinnedLink>,
+    pub(super) running: Vec<Running>,
     pub(super) set: Option<PathBuf>,
     pub(super) report: AttachReport,
 }
@@ -74,8 +76,10 @@ pub(super) fn attach(config: &KernelConfig) -> Result<Attached, AttachError> {
         programs: &mut programs,
         set: set.as_deref(),
         cgroup: cgroup.filter(|_| unified),
-        links: vec![],
+        links: Vec::new(),
+        running: Vec::new(),
         reused: 0,
+        slot: 0,
     };
     let mut classes = Vec::new();
     for class in CLASSES {
@@ -84,7 +88,7 @@ pub(super) fn attach(config: &KernelConfig) -> Result<Attached, AttachError> {
             classes.push(ClassSupport { kind, support: support.clone(), probes: probes.clone() });
         }
     }
-    let (links, reused) = (attacher.links, attacher.reused);
+    let (links, running, reused) = (attacher.links, attacher.running, attacher.reused);
     if classes.iter().all(|class| matches!(class.support, Support::Unsupported(_))) {
         if let Some(set) = &set {
             remove_set(set);
@@ -104,7 +108,7 @@ pub(super) fn attach(config: &KernelConfig) -> Result<Attached, AttachError> {
         cgroup_hierarchy,
         replaced,
     };
-    Ok(Attached { maps, programs, links, set, report })
+    Ok(Attached { maps, programs, links, running, set, report })
 }
 
 fn first_reason(classes: &[ClassSupport]) -> String {
@@ -199,7 +203,10 @@ struct Attacher<'a> {
     /// The v2 root.
     cgroup: Option<File>,
     links: Vec<PinnedLink>,
+    running: Vec<Running>,
     reused: usize,
+    /// Number of the next probe.
+    slot: u32,
 }
 
 impl Attacher<'_> {
@@ -221,8 +228,15 @@ impl Attacher<'_> {
         }
         let mut attached = Vec::new();
         for probe in class.probes {
+            let slot = self.slot;
+            self.slot += 1;
             match self.probe(probe) {
                 Ok(pinned) => {
+                    self.running.extend(self.program_fd(probe).map(|program| Running {
+                        kind: first,
+                        slot,
+                        program,
+                    }));
                     attached.push(probe.name);
                     if self.set.is_some() && !pinned {
                         degraded.push(format!("{} cannot be pinned: a restart leaves a gap", probe.name));
@@ -237,6 +251,15 @@ impl Attacher<'_> {
         let support =
             if degraded.is_empty() { Support::Supported } else { Support::Degraded(degraded.join("; ")) };
         (support, attached)
+    }
+
+    /// The running program, for its own counters.
+    fn program_fd(&self, probe: &Probe) -> Option<OwnedFd> {
+        let pin = self.set.map(|set| set.join(format!("link_{}", probe.program)));
+        if let Some(program) = pin.and_then(|pin| sys::program_of_pinned_link(&pin).ok()) {
+            return Some(program);
+        }
+        self.programs.program(probe.program)?.fd().ok()?.as_fd().try_clone_to_owned().ok()
     }
 
     /// Attaches one program, or takes its pinned link. Tells whether it is pinned.

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 
-use activity_ebpf_abi::maps::{KIND_SLOTS, LossCount, LossKey};
+use activity_ebpf_abi::maps::{KIND_SLOTS, LossCount, LossKey, PROGRAM_SLOTS};
 use activity_ebpf_abi::{LossReason, RecordKind};
 
-use super::sys::ByteMap;
+use super::sys::{self, ByteMap};
 
 /// Keys read in one walk; the map holds 4,096, and a walk restarts when a key vanishes.
 const KEYS_MAX: usize = 8192;
@@ -18,7 +18,8 @@ const QUIET_NS: u64 = 60_000_000_000;
 /// What was lost since the last call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KernelLoss {
-    /// `None` when too many cgroups lost something for the map to tell them apart.
+    /// `None` when too many cgroups lost something for the map to tell them apart, and for [`LossReason::Nested`]
+    /// events that the kernel itself skipped.
     pub cgroup_id: Option<u64>,
     pub kind: RecordKind,
     pub reason: LossReason,
@@ -30,7 +31,17 @@ pub struct KernelLoss {
     pub exact: bool,
 }
 
+/// A running program, for what the kernel skipped of it: an event on a CPU where the same program was at work
+/// already (`recursion_misses`), which no program can count.
+pub(super) struct Running {
+    pub(super) kind: RecordKind,
+    /// Place in the map of what was told.
+    pub(super) slot: u32,
+    pub(super) program: OwnedFd,
+}
+
 pub(super) struct LossMaps<'a> {
+    pub(super) misses_reported: BorrowedFd<'a>,
     pub(super) losses: BorrowedFd<'a>,
     pub(super) reported: BorrowedFd<'a>,
     pub(super) overflow: BorrowedFd<'a>,
@@ -42,6 +53,7 @@ pub(super) struct LossMaps<'a> {
 pub(super) struct Ledger {
     told: BTreeMap<LossKey, Told>,
     overflow_told: BTreeMap<u32, Told>,
+    misses_told: BTreeMap<u32, Told>,
     /// Changed since the maps were last written.
     pending: bool,
 }
@@ -67,18 +79,41 @@ impl Ledger {
             let count = overflow.get(&slot.to_ne_bytes())?.map_or(0, u64::from_ne_bytes);
             ledger.overflow_told.insert(slot, Told { count, last_ns: 0 });
         }
+        let misses = ByteMap::<4, 8>(maps.misses_reported);
+        for slot in 0..PROGRAM_SLOTS {
+            let count = misses.get(&slot.to_ne_bytes())?.map_or(0, u64::from_ne_bytes);
+            ledger.misses_told.insert(slot, Told { count, last_ns: 0 });
+        }
         Ok(ledger)
+    }
+
+    /// What the kernel skipped since the last call. It does not say when, or in which cgroup.
+    pub(super) fn misses(&mut self, programs: &[Running], now_ns: u64) -> Vec<KernelLoss> {
+        let mut found = Vec::new();
+        for running in programs {
+            // Before 5.12 there is no such count.
+            let Ok(Some(count)) = sys::recursion_misses(running.program.as_fd()) else { continue };
+            let told = self.misses_told.entry(running.slot).or_default();
+            let now = LossCount { count, first_ns: told.last_ns, last_ns: now_ns };
+            if let Some(loss) = difference(told, &now) {
+                self.pending = true;
+                found.push(KernelLoss { kind: running.kind, reason: LossReason::Nested, ..loss });
+            }
+        }
+        found
     }
 
     /// Differences since the last call; tells nothing to the maps, see [`Self::commit`].
     pub(super) fn differences(&mut self, maps: &LossMaps<'_>, now_ns: u64) -> io::Result<Vec<KernelLoss>> {
         let mut found = Vec::new();
         let losses = ByteMap::<16, 24>(maps.losses);
-        let mut overflowed = false;
+        let mut overflowed = [false; KIND_SLOTS as usize];
         for slot in 0..KIND_SLOTS {
             let bytes = ByteMap::<4, 24>(maps.overflow).get(&slot.to_ne_bytes())?;
             let Some(count) = bytes.map(|bytes| count_of(&bytes)) else { continue };
-            overflowed |= count.count > 0;
+            if let Some(overflowed) = overflowed.get_mut(slot as usize) {
+                *overflowed = count.count > 0;
+            }
             let told = self.overflow_told.entry(slot).or_default();
             if let (Some(mut loss), Some(kind)) = (difference(told, &count), kind_of(slot)) {
                 self.pending = true;
@@ -105,13 +140,8 @@ impl Ledger {
             if let Some(loss) = loss {
                 self.pending = true;
                 // Once the map has been full, this cgroup may have lost more than its own counter says.
-                found.push(KernelLoss {
-                    cgroup_id: Some(key.cgroup_id),
-                    kind,
-                    reason,
-                    exact: !overflowed || told_before(&loss),
-                    ..loss
-                });
+                let exact = !overflowed.get(key.kind as usize).copied().unwrap_or(true);
+                found.push(KernelLoss { cgroup_id: Some(key.cgroup_id), kind, reason, exact, ..loss });
             }
         }
         Ok(found)
@@ -129,14 +159,12 @@ impl Ledger {
         for (slot, told) in &self.overflow_told {
             ByteMap::<4, 8>(maps.overflow_reported).put(&slot.to_ne_bytes(), &told.count.to_ne_bytes())?;
         }
+        for (slot, told) in &self.misses_told {
+            ByteMap::<4, 8>(maps.misses_reported).put(&slot.to_ne_bytes(), &told.count.to_ne_bytes())?;
+        }
         self.pending = false;
         Ok(())
     }
-}
-
-/// A counter that exists keeps counting exactly; only cgroups without one go to the overflow.
-fn told_before(_loss: &KernelLoss) -> bool {
-    true
 }
 
 fn difference(told: &mut Told, now: &LossCount) -> Option<KernelLoss> {

@@ -125,6 +125,7 @@ pub(super) static MAPS: &[&str] = &[
     "losses_reported",
     "loss_overflow",
     "overflow_reported",
+    "misses_reported",
     "scopes",
     "ignored",
     "exec_attempts",

@@ -586,7 +586,7 @@ impl<'a> Text<'a> {
 /// As the description says.
 pub(super) unsafe trait Plain: Copy {}
 
-// SAFETY (all): repr(C) integers; the ABI crate asserts the sizes, which leave no room for padding.
+// SAFETY: repr(C) integers; the ABI crate asserts the sizes, which leave no room for padding.
 unsafe impl Plain for Header {}
 // SAFETY: see above.
 unsafe impl Plain for ForkBody {}

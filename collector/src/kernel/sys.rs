@@ -1,8 +1,11 @@
 //! The few `bpf(2)` commands that aya does not offer in the form needed here, over map values as plain bytes.
 #![allow(unsafe_code, reason = "raw system calls on maps; every length is checked against the map's own")]
 
+use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
 
 use nix::libc;
 
@@ -10,6 +13,8 @@ const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_MAP_LOOKUP_AND_DELETE_ELEM: libc::c_long = 21;
 
@@ -32,10 +37,38 @@ struct InfoAttr {
     info: u64,
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct ObjectAttr {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct IdAttr {
+    id: u32,
+    next: u32,
+    flags: u32,
+}
+
 fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<()> {
+    call(command, attr).map(|_| ())
+}
+
+/// For commands that return a descriptor.
+fn descriptor<T>(command: libc::c_long, attr: &mut T) -> io::Result<OwnedFd> {
+    let fd = call(command, attr)?;
+    let fd = i32::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+    // SAFETY: a descriptor that the kernel just made for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn call<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
     // SAFETY: `attr` is a prefix of union bpf_attr of the size given; the pointers in it are valid for the call.
     let result = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
 fn raw(fd: BorrowedFd<'_>) -> u32 {
@@ -144,6 +177,28 @@ pub(super) fn max_entries(map: BorrowedFd<'_>) -> io::Result<u32> {
         &mut InfoAttr { fd: raw(map), length: 88, info: info.as_mut_ptr() as usize as u64 },
     )?;
     Ok(info[4])
+}
+
+/// Events for which the kernel did not run a program since it was at work already on that CPU; `None` where the
+/// kernel does not say (before 5.12).
+pub(super) fn recursion_misses(program: BorrowedFd<'_>) -> io::Result<Option<u64>> {
+    // struct bpf_prog_info up to and with recursion_misses, its last word here.
+    let mut info = [0u64; 27];
+    let mut attr = InfoAttr { fd: raw(program), length: 216, info: info.as_mut_ptr() as usize as u64 };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attr)?;
+    Ok((attr.length >= 216).then_some(info[26]))
+}
+
+/// The program behind a pinned link.
+pub(super) fn program_of_pinned_link(pin: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(pin.as_os_str().as_bytes())?;
+    let mut get = ObjectAttr { path: path.as_ptr() as usize as u64, ..ObjectAttr::default() };
+    let link = descriptor(BPF_OBJ_GET, &mut get)?;
+    // struct bpf_link_info: type, id, prog_id, …
+    let mut info = [0u32; 4];
+    let place = info.as_mut_ptr() as usize as u64;
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &mut InfoAttr { fd: raw(link.as_fd()), length: 16, info: place })?;
+    descriptor(BPF_PROG_GET_FD_BY_ID, &mut IdAttr { id: info[2], ..IdAttr::default() })
 }
 
 /// Bytes of kernel memory that a map is charged for, as its fdinfo says.

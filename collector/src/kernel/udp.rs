@@ -32,7 +32,7 @@ pub struct UdpFlow {
     pub closed: bool,
 }
 
-// SAFETY (all): repr(C) integers; the ABI crate asserts the sizes, which leave no room for padding.
+// SAFETY: repr(C) integers; the ABI crate asserts the sizes, which leave no room for padding.
 unsafe impl Plain for UdpFlowKey {}
 // SAFETY: see above.
 unsafe impl Plain for UdpFlowCount {}

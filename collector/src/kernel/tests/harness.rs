@@ -167,7 +167,13 @@ pub(super) fn spawn(cgroup: Option<&Cgroup>, test: &str, orders: &str) -> Child 
     let mut command = Command::new(std::env::current_exe().unwrap());
     let module = module_path!().split("::").skip(1).take(2).collect::<Vec<_>>().join("::");
     command
-        .args([format!("{module}::{test}").as_str(), "--exact", "--ignored", "--nocapture", "--test-threads=1"])
+        .args([
+            format!("{module}::{test}").as_str(),
+            "--exact",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ])
         .env(LOAD, orders)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -260,11 +266,15 @@ impl Truth {
 }
 
 pub(super) fn forks(seen: &[Seen], tgid: i64) -> Vec<&ForkRecord> {
-    of(seen, tgid).filter_map(|seen| if let Seen::Fork(record) = seen { Some(record) } else { None }).collect()
+    of(seen, tgid)
+        .filter_map(|seen| if let Seen::Fork(record) = seen { Some(record) } else { None })
+        .collect()
 }
 
 pub(super) fn exits(seen: &[Seen], tgid: i64) -> Vec<&ExitRecord> {
-    of(seen, tgid).filter_map(|seen| if let Seen::Exit(record) = seen { Some(record) } else { None }).collect()
+    of(seen, tgid)
+        .filter_map(|seen| if let Seen::Exit(record) = seen { Some(record) } else { None })
+        .collect()
 }
 
 pub(super) fn execs(seen: &[Seen], tgid: i64) -> Vec<&Seen> {

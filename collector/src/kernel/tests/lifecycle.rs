@@ -101,7 +101,9 @@ fn executables_are_classed_and_failures_named() {
     assert_eq!((*argc, *argv_bytes), (3, "echo\0a\0\0".len() as u64));
 
     let pid = truth.one("deep")[0];
-    let [Seen::Exec { basename, path_truncated, .. }] = execs(&seen, pid)[..] else { panic!("execs for deep") };
+    let [Seen::Exec { basename, path_truncated, .. }] = execs(&seen, pid)[..] else {
+        panic!("execs for deep")
+    };
     assert_eq!((basename.as_str(), *path_truncated), ("leaf", true));
 
     for (name, file) in [("enoent", "no-such-program"), ("eacces", "not-executable")] {

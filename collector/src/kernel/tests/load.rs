@@ -124,9 +124,8 @@ fn lineage() {
 
 /// A thread that is not the leader execs; a leader that leaves before its thread.
 fn threads() {
-    let pid = fork(|| {
-        std::thread::spawn(|| exec(c"/bin/true", &[c"true", c"from-a-thread"])).join().unwrap_or(99)
-    });
+    let pid =
+        fork(|| std::thread::spawn(|| exec(c"/bin/true", &[c"true", c"from-a-thread"])).join().unwrap_or(99));
     truth!("thread_exec {pid} {}", wait(pid));
     let pid = fork(|| {
         std::thread::spawn(|| {

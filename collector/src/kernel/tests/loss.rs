@@ -7,9 +7,11 @@ const FORKS: usize = 1500;
 
 fn lost(losses: &[KernelLoss], cgroup: &Cgroup, kind: RecordKind) -> u64 {
     let of = losses.iter().filter(|loss| loss.cgroup_id == Some(cgroup.id) && loss.kind == kind);
-    of.inspect(|loss| assert!(loss.exact && loss.reason == LossReason::RingFull && loss.first_ns <= loss.last_ns))
-        .map(|loss| loss.count)
-        .sum()
+    of.inspect(|loss| {
+        assert!(loss.exact && loss.reason == LossReason::RingFull && loss.first_ns <= loss.last_ns)
+    })
+    .map(|loss| loss.count)
+    .sum()
 }
 
 #[test]

@@ -26,7 +26,8 @@ fn a_short_tcp_connection_has_its_owner_and_its_bytes() {
             assert_eq!(i64::from(flow.common.tgid), pid);
             assert_eq!((flow.direction, flow.result), (direction, TcpResult::Completed));
             assert!(flow.segments_out > 0 && flow.segments_in > 0);
-            let begun = |phase| flows.iter().filter(|at| at.flow_id == flow.flow_id && at.phase == phase).count();
+            let begun =
+                |phase| flows.iter().filter(|at| at.flow_id == flow.flow_id && at.phase == phase).count();
             assert_eq!(begun(FlowPhase::Established), 1);
             assert_eq!(begun(FlowPhase::Connecting), usize::from(direction == FlowDirection::Outbound));
             (flow.bytes_sent, flow.bytes_received)

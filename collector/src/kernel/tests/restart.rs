@@ -78,7 +78,10 @@ fn a_killed_reader_loses_and_doubles_nothing() {
         reader.kill().unwrap();
         reader.wait().unwrap();
         // Drop what the killed reader may have written in part, as the spool does.
-        let whole = entries(&journal).iter().map(|entry| format!("{} {} {} {}\n", entry[0], entry[1], entry[2], entry[3])).collect::<String>();
+        let whole = entries(&journal)
+            .iter()
+            .map(|entry| format!("{} {} {} {}\n", entry[0], entry[1], entry[2], entry[3]))
+            .collect::<String>();
         fs::write(&journal, whole).unwrap();
     }
     assert!(load.wait().unwrap().success());
@@ -99,7 +102,10 @@ fn a_killed_reader_loses_and_doubles_nothing() {
         assert!(other.is_none_or(|other| other == entry), "one position, one record");
     }
     let count = |kind: RecordKind| {
-        by_position.values().filter(|entry| entry[1] == u64::from(kind as u8) && entry[2] == cgroup.id).count()
+        by_position
+            .values()
+            .filter(|entry| entry[1] == u64::from(kind as u8) && entry[2] == cgroup.id)
+            .count()
     };
     assert_eq!(count(RecordKind::Fork), FORKS);
     assert_eq!(count(RecordKind::Exit), FORKS + 1);
