@@ -39,10 +39,10 @@ pub struct Arrival {
 #[derive(Debug, Clone)]
 pub enum What {
     Event(Value),
-    /// A scope request; for `open`, the executable of its process at that moment.
+    /// A scope request; for `open`, the name of its process at that moment (proc_pid_comm(5)).
     Scope {
         body: Value,
-        executable: Option<PathBuf>,
+        process_name: Option<String>,
         peer_pid: Option<i32>,
     },
 }
@@ -251,7 +251,8 @@ fn take_scope(body: &[u8], state: &Mutex<State>, peer_pid: Option<i32>) -> Respo
         lock(state).faults.push("a scope request is not JSON".into());
         return reply(StatusCode::BAD_REQUEST, &json!({"error": "not JSON"}));
     };
-    let executable = body["pid"].as_u64().and_then(|pid| std::fs::read_link(format!("/proc/{pid}/exe")).ok());
+    let process_name =
+        body["pid"].as_u64().and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/comm")).ok());
     let mut state = lock(state);
     let answer = match body["op"].as_str() {
         Some("open") => {
@@ -265,7 +266,7 @@ fn take_scope(body: &[u8], state: &Mutex<State>, peer_pid: Option<i32>) -> Respo
             return reply(StatusCode::BAD_REQUEST, &json!({"error": "unknown op"}));
         }
     };
-    state.arrivals.push(Arrival { at, what: What::Scope { body, executable, peer_pid } });
+    state.arrivals.push(Arrival { at, what: What::Scope { body, process_name, peer_pid } });
     reply(StatusCode::OK, &answer)
 }
 

@@ -1,5 +1,7 @@
 //! The real `iteron` binary against a scripted model and a collector that records.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking, helpers included")]
+
 mod collector;
 mod control;
 mod lab;
