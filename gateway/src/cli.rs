@@ -1,0 +1,115 @@
+//! The operator's command line. Data goes to standard output and nothing else does; errors say what to do next.
+//!
+//! Exit status: 0 answered and complete, 3 answered with incomplete coverage, 2 usage, 4 not authorised,
+//! 5 integrity failure, 1 anything else.
+
+mod args;
+mod client;
+mod enroll;
+mod list;
+mod output;
+mod page;
+mod proof;
+mod show;
+mod source;
+mod times;
+mod verify;
+
+pub use args::Cli;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory as _, Parser as _};
+
+use args::Command;
+use output::Output;
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    Complete,
+    Incomplete,
+}
+
+/// Why a command did not answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    #[error("{0}")]
+    Usage(String),
+    #[error("{0}")]
+    Unauthorised(String),
+    #[error("{0}")]
+    Integrity(String),
+    #[error(transparent)]
+    Other(#[from] anyhow::Error),
+}
+
+impl CliError {
+    fn status(&self) -> u8 {
+        match self {
+            CliError::Other(_) => 1,
+            CliError::Usage(_) => 2,
+            CliError::Unauthorised(_) => 4,
+            CliError::Integrity(_) => 5,
+        }
+    }
+}
+
+impl From<std::io::Error> for CliError {
+    fn from(error: std::io::Error) -> Self {
+        CliError::Other(error.into())
+    }
+}
+
+impl From<serde_json::Error> for CliError {
+    fn from(error: serde_json::Error) -> Self {
+        CliError::Other(error.into())
+    }
+}
+
+/// Parses the arguments and runs the command.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let result = runtime.map_err(CliError::from).and_then(|runtime| runtime.block_on(run(cli)));
+    match result {
+        Ok(Ending::Complete) => ExitCode::SUCCESS,
+        Ok(Ending::Incomplete) => ExitCode::from(3),
+        // The reader of our output is gone (`| head`): nobody is left to tell.
+        Err(CliError::Other(e)) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        Err(error) => {
+            let text = match &error {
+                CliError::Other(e) => format!("{e:#}"),
+                other => other.to_string(),
+            };
+            output::complain(&format!("activity: {}", crate::story::escape(&text)));
+            ExitCode::from(error.status())
+        }
+    }
+}
+
+async fn run(cli: Cli) -> Result<Ending, CliError> {
+    let out = Output::new(&cli.shown);
+    match cli.command {
+        Command::Timeline(args) => show::timeline(&cli.place, args, &out).await,
+        Command::Query(args) => show::query(&cli.place, args, &out).await,
+        Command::Coverage(args) => show::coverage(&cli.place, args, &out).await,
+        Command::Verify(args) => verify::verify(args, &out),
+        Command::Import(args) => list::import(&cli.place, args, &out).await,
+        Command::Collectors => list::collectors(&cli.place, &out).await,
+        Command::Status => list::status(&cli.place, &out).await,
+        Command::Tenants => list::tenants(&cli.place, &out).await,
+        Command::Enroll(args) => enroll::enroll(&cli.place, args, &out).await,
+        Command::Revoke(args) => enroll::revoke(&cli.place, args, &out).await,
+        Command::Proof(args) => proof::proof(&cli.place, args, &out).await,
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "activity", &mut std::io::stdout());
+            Ok(Ending::Complete)
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = error.chain().find_map(|e| e.downcast_ref::<std::io::Error>());
+    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}

@@ -1,0 +1,163 @@
+//! Asks a gateway: HTTPS with a client certificate, or its local socket.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use activity_schema::api::ErrorAnswer;
+use anyhow::{Context as _, anyhow};
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HOST};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
+use rustls_pki_types::pem::PemObject as _;
+use rustls_pki_types::{PrivateKeyDer, ServerName};
+use tokio::net::{TcpStream, UnixStream};
+use tokio_rustls::TlsConnector;
+
+use super::CliError;
+use super::args::Place;
+use crate::pki;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest answer: a page of events at their longest, and room.
+const ANSWER_BYTES_MAX: usize = 1024 * 1024 * 1024;
+
+/// A gateway that can be asked.
+pub(super) struct Client {
+    door: Door,
+}
+
+enum Door {
+    Unix(PathBuf),
+    Tls { host: String, port: u16, config: Arc<ClientConfig> },
+}
+
+impl Client {
+    pub(super) fn new(url: &str, place: &Place) -> Result<Self, CliError> {
+        if let Some(path) = url.strip_prefix("unix:") {
+            return Ok(Client { door: Door::Unix(PathBuf::from(path)) });
+        }
+        let bad = || {
+            CliError::Usage(format!("{url:?} is not a gateway: use https://HOST:PORT or unix:PATH"))
+        };
+        let uri: Uri = url.parse().map_err(|_| bad())?;
+        let (Some("https"), Some(host)) = (uri.scheme_str(), uri.host()) else { return Err(bad()) };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let config = tls_config(place)?;
+        Ok(Client { door: Door::Tls { host, port: uri.port_u16().unwrap_or(7444), config } })
+    }
+
+    pub(super) async fn get(&self, path: &str) -> Result<Bytes, CliError> {
+        self.ask(Method::GET, path, Bytes::new()).await
+    }
+
+    pub(super) async fn post(&self, path: &str, body: &impl serde::Serialize) -> Result<Bytes, CliError> {
+        self.ask(Method::POST, path, serde_json::to_vec(body)?.into()).await
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, CliError> {
+        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect());
+        let mut sender = connecting
+            .await
+            .map_err(|_| anyhow!("the gateway does not answer within {} s", CONNECT_TIMEOUT.as_secs()))??;
+        let host = match &self.door {
+            Door::Unix(_) => "localhost".to_owned(),
+            Door::Tls { host, port, .. } => format!("{host}:{port}"),
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(HOST, host)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .context("the request")?;
+        let answer = async {
+            let response = sender.send_request(request).await.context("asking the gateway")?;
+            let (parts, body) = response.into_parts();
+            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|e| anyhow!("reading the gateway's answer: {e}"))?;
+            Ok::<_, CliError>((parts.status, body.to_bytes()))
+        };
+        let (status, body) = tokio::time::timeout(ANSWER_TIMEOUT, answer)
+            .await
+            .map_err(|_| anyhow!("the gateway did not finish its answer; ask for less with --from or --limit"))??;
+        judge(status, body)
+    }
+
+    async fn connect(&self) -> Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>, CliError> {
+        match &self.door {
+            Door::Unix(path) => {
+                let stream = UnixStream::connect(path).await;
+                let stream = stream.with_context(|| {
+                    format!("no gateway answers at {}; is it running, and is this its operator socket?", path.display())
+                })?;
+                handshake(stream).await
+            }
+            Door::Tls { host, port, config } => {
+                let stream = TcpStream::connect((host.as_str(), *port)).await;
+                let stream = stream.with_context(|| format!("no gateway answers at {host}:{port}"))?;
+                let name = ServerName::try_from(host.clone())
+                    .map_err(|_| CliError::Usage(format!("{host:?} is not a host name")))?;
+                let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
+                handshake(stream.with_context(|| {
+                    format!("{host}:{port} is not the gateway that --ca vouches for, or refused the certificate")
+                })?)
+                .await
+            }
+        }
+    }
+}
+
+async fn handshake<S>(
+    stream: S,
+) -> Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>, CliError>
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        .await
+        .context("speaking HTTP with the gateway")?;
+    // Its errors come out of the request as well.
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
+}
+
+fn judge(status: StatusCode, body: Bytes) -> Result<Bytes, CliError> {
+    if status.is_success() {
+        return Ok(body);
+    }
+    let error = serde_json::from_slice::<ErrorAnswer>(&body)
+        .map_or_else(|_| String::from_utf8_lossy(&body).trim().to_owned(), |e| e.error);
+    Err(match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => CliError::Unauthorised(error),
+        StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND => CliError::Usage(error),
+        other => CliError::Other(anyhow!("the gateway answered {other}: {error}")),
+    })
+}
+
+fn tls_config(place: &Place) -> Result<Arc<ClientConfig>, CliError> {
+    let ca = place.ca.as_ref().ok_or_else(|| {
+        CliError::Usage("name the gateway's authority with --ca or ACTIVITY_CA (pki/ca.pem of its data directory)".into())
+    })?;
+    let roots = pki::roots_of(&pki::read_text(ca).map_err(anyhow::Error::new)?).map_err(anyhow::Error::new)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .context("TLS")?
+        .with_root_certificates(roots);
+    let (Some(cert), Some(key)) = (&place.cert, &place.key) else {
+        return Err(CliError::Usage(
+            "name your certificate with --cert and --key (or ACTIVITY_CERT and ACTIVITY_KEY); an administrator makes one with `activity enroll --operator`".into(),
+        ));
+    };
+    let chain = pki::certificates(cert).map_err(anyhow::Error::new)?;
+    let key = PrivateKeyDer::from_pem_slice(pki::read_text(key).map_err(anyhow::Error::new)?.as_bytes())
+        .map_err(|_| CliError::Usage(format!("{} is not a key in PEM", key.display())))?;
+    let mut config = builder.with_client_auth_cert(chain, key).context("the client certificate")?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}

@@ -1,0 +1,89 @@
+//! Letting in and shutting out.
+
+use anyhow::Context as _;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::json;
+
+use super::args::{EnrollArgs, Format, Place, RevokeArgs};
+use super::output::Output;
+use super::source::Source;
+use super::{CliError, Ending};
+use crate::config::parse_duration;
+use crate::pki;
+use crate::wire::{
+    OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest,
+};
+
+pub(super) async fn enroll(place: &Place, args: EnrollArgs, out: &Output) -> Result<Ending, CliError> {
+    if let (Some(name), Some(role), Some(dir)) = (&args.operator, &args.role, &args.out) {
+        return operator(place, name, role, dir, out).await;
+    }
+    let ttl = parse_duration(&args.ttl)
+        .ok_or_else(|| CliError::Usage(format!("--ttl {:?} is not a duration such as 1h", args.ttl)))?;
+    let request = TokenRequest {
+        tenant: named_tenant(place)?,
+        host: args.host,
+        instance: args.instance,
+        ttl_seconds: ttl.as_secs(),
+    };
+    let client = Source::open(place).await?.gateway("a token")?;
+    let answer: TokenAnswer = serde_json::from_slice(&client.post("/v1/tokens", &request).await?)?;
+    match out.format {
+        Format::Text => out.text(&format!("{}\n", answer.token))?,
+        Format::Json | Format::Ndjson => out.document(&answer)?,
+    }
+    Ok(Ending::Complete)
+}
+
+/// Makes a key here, and has its certificate issued by the gateway.
+async fn operator(
+    place: &Place,
+    name: &str,
+    role: &str,
+    dir: &std::path::Path,
+    out: &Output,
+) -> Result<Ending, CliError> {
+    let client = Source::open(place).await?.gateway("an operator's certificate")?;
+    let key = KeyPair::generate().context("making a key")?;
+    let csr = CertificateParams::default().serialize_request(&key).context("making a certificate request")?;
+    let request = OperatorRequest {
+        name: name.to_owned(),
+        role: role.to_owned(),
+        csr_pem: csr.pem().context("making a certificate request")?,
+    };
+    let answer: OperatorAnswer = serde_json::from_slice(&client.post("/v1/operators", &request).await?)?;
+    std::fs::create_dir_all(dir)?;
+    let files = [
+        (dir.join(format!("{name}.key")), key.serialize_pem()),
+        (dir.join(format!("{name}.pem")), answer.certificate_pem),
+        (dir.join("ca.pem"), answer.ca_pem),
+    ];
+    for (path, text) in &files {
+        pki::write_over(path, text).map_err(anyhow::Error::new)?;
+    }
+    out.document(&json!({
+        "key": files[0].0, "certificate": files[1].0, "ca": files[2].0, "not_after": answer.not_after,
+    }))?;
+    Ok(Ending::Complete)
+}
+
+pub(super) async fn revoke(place: &Place, args: RevokeArgs, out: &Output) -> Result<Ending, CliError> {
+    let request = match (args.collector, args.operator) {
+        (Some(collector), _) => {
+            RevokeRequest::Collector { tenant: named_tenant(place)?, collector, reason: args.reason }
+        }
+        (None, Some(name)) => RevokeRequest::Operator { name, reason: args.reason },
+        (None, None) => return Err(CliError::Usage("name whom to revoke: --collector or --operator".into())),
+    };
+    let client = Source::open(place).await?.gateway("a revocation")?;
+    let answer: RevokeAnswer = serde_json::from_slice(&client.post("/v1/revoke", &request).await?)?;
+    match out.format {
+        Format::Text => out.text(&format!("revoked at {}\n", answer.revoked_at))?,
+        Format::Json | Format::Ndjson => out.document(&answer)?,
+    }
+    Ok(Ending::Complete)
+}
+
+fn named_tenant(place: &Place) -> Result<activity_schema::ids::TenantId, CliError> {
+    place.tenant.clone().ok_or_else(|| CliError::Usage("name the tenant with --tenant".into()))
+}

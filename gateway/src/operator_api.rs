@@ -1,0 +1,34 @@
+//! What operators ask. Every answer about a tenant goes through [`tenant::Asked`]: a tenant that the caller may not
+//! see and one that does not exist are refused by the same code with the same bytes.
+
+mod admin;
+mod answers;
+mod stream;
+mod system;
+mod tenant;
+
+use std::sync::Arc;
+
+use axum::routing::{get, post};
+
+use crate::gateway::Gateway;
+
+pub fn router(gateway: Arc<Gateway>) -> axum::Router {
+    axum::Router::new()
+        .route("/v1/timeline", get(answers::timeline))
+        .route("/v1/query", get(answers::query))
+        .route("/v1/coverage", get(answers::coverage))
+        .route("/v1/streams", get(answers::streams))
+        .route("/v1/collectors", get(answers::collectors))
+        .route("/v1/proof/{event_id}", get(answers::proof))
+        .route("/v1/checkpoint", get(answers::checkpoint))
+        .route("/v1/status", get(system::status))
+        .route("/v1/tenants", get(system::tenants))
+        .route("/v1/tokens", post(admin::tokens))
+        .route("/v1/operators", post(admin::operators))
+        .route("/v1/revoke", post(admin::revoke))
+        .route("/healthz", get(system::healthz))
+        .route("/readyz", get(system::readyz))
+        .route("/metrics", get(system::metrics))
+        .with_state(gateway)
+}

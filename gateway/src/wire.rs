@@ -1,0 +1,218 @@
+//! Bodies and parameters of the operator's API, shared by server and command line.
+
+use std::str::FromStr;
+
+use activity_schema::Timestamp;
+use activity_schema::coverage::{CoverageReport, EventClass};
+use activity_schema::event::{Plane, Status, Trust};
+use activity_schema::ids::{CollectorId, HostId, InstanceId, TenantId};
+use activity_store::{CoverageQuery, Query};
+use serde::{Deserialize, Serialize};
+
+/// Media type of answers with events: one JSON document a line.
+pub const NDJSON: &str = "application/x-ndjson";
+/// Events of a page when nothing is said.
+pub const PAGE_EVENTS_DEFAULT: usize = 1_000;
+/// Most events of a page over HTTP.
+pub const PAGE_EVENTS_MAX: usize = 10_000;
+
+/// Parameters of `/v1/timeline`, `/v1/query` and `/v1/coverage`. Lists are separated by commas.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Params {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub instance: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mission: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub event: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plane: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peer: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub executable: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cursor: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since_leaf: Option<u64>,
+}
+
+/// Why parameters ask nothing that can be answered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ParamsError {
+    #[error("{name}: {value:?} is not an RFC 3339 time")]
+    Time { name: &'static str, value: String },
+    #[error("{name}: {value:?} is not one of {known}")]
+    Word { name: &'static str, value: String, known: String },
+}
+
+/// First line of an answer with events.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    pub coverage: CoverageReport,
+}
+
+/// Last line of an answer with events.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Tail {
+    pub next_cursor: Option<String>,
+    /// Batches in the tenant's log; pass as `since_leaf` to get only what came later.
+    pub log_size: u64,
+    pub events: u64,
+    /// Lines that may match but whose key was erased.
+    pub erased_lines: u64,
+    /// Batches that may match but do not read; `activity verify` names them.
+    pub damaged: u64,
+    pub coverage: Summary,
+}
+
+/// Coverage in short.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    pub complete: bool,
+    pub reasons: Vec<String>,
+}
+
+/// `POST /v1/tokens`
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenRequest {
+    pub tenant: TenantId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostId>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance: Option<InstanceId>,
+    pub ttl_seconds: u64,
+}
+
+/// Answer to [`TokenRequest`]; the only time the token is shown.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenAnswer {
+    pub token: String,
+    pub expires_at: Timestamp,
+}
+
+/// `POST /v1/operators`: a certificate for a person or program that asks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OperatorRequest {
+    pub name: String,
+    /// `admin`, `monitor` or `reader@<tenant>`.
+    pub role: String,
+    /// PEM certificate request; only its key is used.
+    pub csr_pem: String,
+}
+
+/// Answer to [`OperatorRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OperatorAnswer {
+    pub certificate_pem: String,
+    pub ca_pem: String,
+    pub not_after: Timestamp,
+}
+
+/// `POST /v1/revoke`: a collector of a tenant, or an operator.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RevokeRequest {
+    Collector { tenant: TenantId, collector: CollectorId, reason: String },
+    Operator { name: String, reason: String },
+}
+
+/// Answer to [`RevokeRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokeAnswer {
+    pub revoked_at: Timestamp,
+}
+
+impl Params {
+    pub fn query(&self) -> Result<Query, ParamsError> {
+        let limit = self.limit.unwrap_or(PAGE_EVENTS_DEFAULT).clamp(1, PAGE_EVENTS_MAX);
+        Ok(Query {
+            from: time("from", self.from.as_deref())?,
+            to: time("to", self.to.as_deref())?,
+            instance: self.instance.clone(),
+            session: self.session.clone(),
+            mission: self.mission.clone(),
+            task: self.task.clone(),
+            tool_call: self.tool_call.clone(),
+            command: self.command.clone(),
+            process: self.process.clone(),
+            events: list(self.event.as_deref()).map(str::to_owned).collect(),
+            planes: words("plane", self.plane.as_deref(), Plane::ALL, Plane::as_str)?,
+            outcomes: words("outcome", self.outcome.as_deref(), Status::ALL, Status::as_str)?,
+            trusts: words("trust", self.trust.as_deref(), Trust::ALL, Trust::as_str)?,
+            peer: self.peer.clone(),
+            executable: self.executable.clone(),
+            limit,
+            cursor: self.cursor.clone(),
+            classes: self.classes()?,
+            since_leaf: self.since_leaf,
+        })
+    }
+
+    pub fn coverage_query(&self) -> Result<CoverageQuery, ParamsError> {
+        Ok(CoverageQuery {
+            instance: self.instance.clone(),
+            from: time("from", self.from.as_deref())?,
+            to: time("to", self.to.as_deref())?,
+            classes: self.classes()?,
+        })
+    }
+
+    fn classes(&self) -> Result<Vec<EventClass>, ParamsError> {
+        words("class", self.class.as_deref(), EventClass::ALL, EventClass::as_str)
+    }
+}
+
+fn time(name: &'static str, text: Option<&str>) -> Result<Option<Timestamp>, ParamsError> {
+    let parse = |t: &str| {
+        Timestamp::from_str(t).map_err(|_| ParamsError::Time { name, value: t.to_owned() })
+    };
+    text.map(parse).transpose()
+}
+
+fn list(text: Option<&str>) -> impl Iterator<Item = &str> {
+    text.unwrap_or_default().split(',').map(str::trim).filter(|t| !t.is_empty())
+}
+
+fn words<T: Copy>(
+    name: &'static str,
+    text: Option<&str>,
+    all: &[T],
+    show: fn(T) -> &'static str,
+) -> Result<Vec<T>, ParamsError> {
+    let find = |word: &str| {
+        all.iter().copied().find(|t| show(*t) == word).ok_or_else(|| ParamsError::Word {
+            name,
+            value: word.to_owned(),
+            known: all.iter().map(|t| show(*t)).collect::<Vec<_>>().join(", "),
+        })
+    };
+    list(text).map(find).collect()
+}
