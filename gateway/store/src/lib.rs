@@ -1,0 +1,65 @@
+//! The gateway's evidence store: what is acknowledged is on disk, signed, encrypted, provable, and found again.
+//!
+//! ```text
+//! meta.json                 format version, random store id, gateway public key
+//! keys/                     file keyring (see `keyring`)
+//! commit/<n>.log            commit log of all tenants (see `commit`, `record`)
+//! tenants/<tenant>/segments sealed batches (see `segment`, `block`)
+//! tenants/<tenant>/log      Merkle log: origin, leaves, checkpoints (see `log`)
+//! control/<n>.log           control journal (see `control`)
+//! index/                    sled; only what can be rebuilt (see `index`)
+//! lock                      held by the process that writes
+//! ```
+//!
+//! A batch is checked by its caller's thread ([`Store::ingest`]), placed, framed and fsynced by the one committer, and
+//! only then acknowledged. Ended commit files are sealed into one segment a tenant. Readers prune by summary and
+//! filter, one entry a batch or block, and open only what may match.
+
+mod aead;
+mod block;
+mod block_entry;
+mod check;
+mod commit;
+mod committer;
+mod conflicts;
+mod control;
+mod coverage;
+mod env;
+mod frame;
+mod index;
+mod ingest;
+mod keyring;
+mod log;
+mod matcher;
+mod metrics;
+mod query;
+mod queue;
+mod reader;
+mod rebuild;
+mod record;
+mod recover;
+mod sealer;
+mod segment;
+mod snapshot;
+mod storage;
+mod store;
+mod summary;
+mod tenant;
+mod terms;
+#[cfg(test)]
+mod tests;
+mod threads;
+mod types;
+mod wire;
+
+pub use aead::Secret;
+pub use control::{ControlError, ControlRecord, Enrolment, Import, ReadAudit, Revocation};
+pub use ingest::IngestError;
+pub use keyring::{FileKeyring, Keyring, KeyringError};
+pub use matcher::QueryError;
+pub use store::{OpenError, Store};
+pub use tenant::TenantError;
+pub use types::{
+    Answer, Caller, CollectorStatus, Counters, CoverageQuery, EventProof, Health, Instances, LIMIT_DEFAULT, LIMIT_MAX,
+    Query, StoreConfig, StoredEvent,
+};

@@ -1,0 +1,266 @@
+//! Blocks: batches of one stream packed together, and unpacked again.
+//!
+//! The head of a block, opened:
+//!
+//! ```text
+//! bytes (varint raw length | zstd of the texts) | the binaries
+//! texts:    varint count of batches; each: varint leaf index - the one before | signed varint received at - the one
+//!           before (ns) | u8 flags | places | elided lines (see `record`) | u8 form | bytes header
+//! binaries: each batch: 64 signature | 64 receipt signature | form 1, 2: 32 merkle root | form 1: 32 previous batch hash
+//! ```
+//!
+//! Form 0: the header as it is. Forms 1 and 2: the hex of `merkle_root` and `previous_batch_hash` is cut out of the
+//! header; in form 2 the latter is the hash of the batch before in the block. What is random is kept apart from
+//! what compresses.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use activity_schema::batch::batch_hash;
+use activity_schema::ids::TenantId;
+use activity_schema::{Hash, Timestamp};
+use bytes::Bytes;
+
+use crate::aead::Unsealed;
+use crate::env::Env;
+use crate::frame::Kind;
+use crate::record::{
+    Cursors, ELIDED, ERASED, Elided, Keys, PlainSection, Place, Places, RecordError, SectionId, StoredBatch, put_elided,
+    put_sealed, read_elided, read_sealed,
+};
+use crate::wire::{Reader, WireError, put_bytes, put_len, put_signed, put_varint};
+
+const ZSTD_LEVEL: i32 = 3;
+const TEXTS_RAW_BYTES_MAX: usize = 64 * 1024 * 1024;
+const HEX_HASH: usize = 64;
+const ROOT_KEY: &[u8] = b"\"merkle_root\":\"";
+const PREVIOUS_KEY: &[u8] = b"\"previous_batch_hash\":\"";
+
+/// Gathers batches of one stream.
+#[derive(Default)]
+pub(crate) struct BlockBuilder {
+    first_leaf: u64,
+    count: usize,
+    texts: Vec<u8>,
+    binaries: Vec<u8>,
+    sections: BTreeMap<SectionId, (u8, Vec<u8>)>,
+    raw_bytes: u64,
+    last_leaf: u64,
+    last_received: i64,
+    last_hash: Option<Hash>,
+}
+
+impl BlockBuilder {
+    pub(crate) fn raw_bytes(&self) -> u64 {
+        self.raw_bytes + (self.texts.len() + self.binaries.len()) as u64 / 4
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    pub(crate) fn first_leaf(&self) -> u64 {
+        self.first_leaf
+    }
+
+    pub(crate) fn push(&mut self, batch: &StoredBatch) {
+        if self.count == 0 {
+            self.first_leaf = batch.leaf_index;
+            self.last_leaf = batch.leaf_index;
+        }
+        put_varint(&mut self.texts, batch.leaf_index - self.last_leaf);
+        put_signed(&mut self.texts, batch.received_at.as_nanos().wrapping_sub(self.last_received));
+        self.texts.push(batch.flags);
+        let places = self.take_lines(batch);
+        places.put(&mut self.texts);
+        put_elided(&mut self.texts, &batch.elided);
+        self.put_header(batch);
+        self.last_leaf = batch.leaf_index;
+        self.last_received = batch.received_at.as_nanos();
+        self.last_hash = Some(batch.batch_hash);
+        self.count += 1;
+    }
+
+    fn take_lines(&mut self, batch: &StoredBatch) -> Places {
+        if batch.lines.is_empty() {
+            return Places::None;
+        }
+        let mut map = Vec::with_capacity(batch.lines.len());
+        for place in &batch.lines {
+            map.push(match place {
+                Place::Elided(_) => ELIDED,
+                Place::Erased => ERASED,
+                Place::Line { section, start, end } => {
+                    let from = batch.sections.get(usize::from(*section));
+                    let line = from
+                        .and_then(|s| s.lines.as_ref())
+                        .and_then(|lines| lines.get(*start as usize..*end as usize));
+                    match (from, line) {
+                        (Some(from), Some(line)) => self.put_line(from.id, line),
+                        _ => ERASED,
+                    }
+                }
+            });
+        }
+        let first = map[0];
+        if first < ERASED && map.iter().all(|m| *m == first) {
+            Places::One(first, map.len() as u64)
+        } else {
+            Places::Map(map)
+        }
+    }
+
+    fn put_line(&mut self, id: SectionId, line: &[u8]) -> u8 {
+        // Four retention classes and two days (a file is rotated long before a third) stay far below the bound.
+        let next = u8::try_from(self.sections.len()).unwrap_or(ERASED - 1);
+        let (number, lines) = self.sections.entry(id).or_insert((next, Vec::new()));
+        if !lines.is_empty() {
+            lines.push(b'\n');
+        }
+        lines.extend_from_slice(line);
+        self.raw_bytes += line.len() as u64 + 1;
+        *number
+    }
+
+    fn put_header(&mut self, batch: &StoredBatch) {
+        self.binaries.extend_from_slice(&batch.signature);
+        self.binaries.extend_from_slice(&batch.receipt_signature);
+        match cut_header(&batch.header_bytes) {
+            None => {
+                self.texts.push(0);
+                put_bytes(&mut self.texts, &batch.header_bytes);
+            }
+            Some((text, root, previous)) => {
+                let chained = self.last_hash == Some(previous);
+                self.texts.push(if chained { 2 } else { 1 });
+                put_bytes(&mut self.texts, &text);
+                self.binaries.extend_from_slice(&root.0);
+                if !chained {
+                    self.binaries.extend_from_slice(&previous.0);
+                }
+            }
+        }
+    }
+
+    /// The payload of the block frame. The builder is empty afterwards.
+    pub(crate) fn finish(&mut self, env: &Env, keys: &dyn Keys, tenant: &TenantId) -> Result<Vec<u8>, BlockError> {
+        let built = std::mem::take(self);
+        let mut texts = Vec::with_capacity(built.texts.len() + 4);
+        put_len(&mut texts, built.count);
+        texts.extend_from_slice(&built.texts);
+        let mut packed = Vec::new();
+        put_len(&mut packed, texts.len());
+        packed.extend_from_slice(&zstd::bulk::compress(&texts, ZSTD_LEVEL)?);
+        let mut head = Vec::with_capacity(packed.len() + built.binaries.len() + 4);
+        put_bytes(&mut head, &packed);
+        head.extend_from_slice(&built.binaries);
+        let mut sections: Vec<(u8, SectionId, Vec<u8>)> =
+            built.sections.into_iter().map(|(id, (number, lines))| (number, id, lines)).collect();
+        sections.sort_unstable_by_key(|(number, ..)| *number);
+        let sections = sections
+            .into_iter()
+            .map(|(_, id, lines)| {
+                let compressed = zstd::bulk::compress(&lines, ZSTD_LEVEL)?.into();
+                Ok(PlainSection { id, raw_bytes: lines.len() as u64, compressed })
+            })
+            .collect::<std::io::Result<Vec<_>>>()?;
+        let mut out = Vec::new();
+        put_varint(&mut out, built.first_leaf);
+        put_sealed(&mut out, env, keys, (Kind::Block, tenant, built.first_leaf), &head, &sections)?;
+        Ok(out)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BlockError {
+    #[error("compressing a block")]
+    Zstd(#[from] std::io::Error),
+    #[error("a data key is gone")]
+    Key(#[from] Unsealed),
+}
+
+/// Unpacks a block.
+pub(crate) fn read_block(payload: &[u8], keys: &dyn Keys, tenant: &TenantId) -> Result<Vec<StoredBatch>, RecordError> {
+    let mut reader = Reader::new(payload);
+    let first_leaf = reader.varint()?;
+    let opened = read_sealed(&mut reader, keys, (Kind::Block, tenant, first_leaf))?;
+    let mut head = Reader::new(&opened.head);
+    let mut packed = Reader::new(head.bytes()?);
+    let raw_len = packed.len()?;
+    if raw_len > TEXTS_RAW_BYTES_MAX {
+        return Err(RecordError::Body);
+    }
+    let texts = zstd::bulk::decompress(packed.rest(), raw_len).map_err(|_| RecordError::Body)?;
+    let mut texts = Reader::new(&texts);
+    let sections = Arc::new(opened.sections);
+    let mut cursors = Cursors::new(&sections);
+    let mut batches: Vec<StoredBatch> = Vec::new();
+    let (mut leaf_index, mut received_at) = (first_leaf, 0i64);
+    for _ in 0..texts.len()? {
+        leaf_index = leaf_index.checked_add(texts.varint()?).ok_or(WireError)?;
+        received_at = received_at.wrapping_add(texts.signed()?);
+        let flags = texts.u8()?;
+        let places = Places::read(&mut texts)?;
+        let elided: Vec<Elided> = read_elided(&mut texts)?;
+        let previous = batches.last().map(|b| b.batch_hash);
+        let (header_bytes, signature, receipt_signature) = read_header(&mut texts, &mut head, previous)?;
+        batches.push(StoredBatch {
+            leaf_index,
+            received_at: Timestamp::from_nanos(received_at),
+            batch_hash: batch_hash(&header_bytes, &signature),
+            flags,
+            header_bytes,
+            signature,
+            receipt_signature,
+            lines: cursors.place(&places, &elided)?,
+            elided,
+            sections: Arc::clone(&sections),
+        });
+    }
+    Ok(batches)
+}
+
+type HeaderParts = (Bytes, [u8; 64], [u8; 64]);
+
+fn read_header(
+    texts: &mut Reader<'_>,
+    binaries: &mut Reader<'_>,
+    previous: Option<Hash>,
+) -> Result<HeaderParts, WireError> {
+    let form = texts.u8()?;
+    let text = texts.bytes()?;
+    let signature = binaries.array()?;
+    let receipt_signature = binaries.array()?;
+    let header = match form {
+        0 => text.to_vec(),
+        1 | 2 => {
+            let root = binaries.hash()?;
+            let previous = if form == 1 { binaries.hash()? } else { previous.ok_or(WireError)? };
+            join_header(text, root, previous).ok_or(WireError)?
+        }
+        _ => return Err(WireError),
+    };
+    Ok((header.into(), signature, receipt_signature))
+}
+
+/// The header without the hex of its two hashes; `None` when it would not come back as it was.
+fn cut_header(header: &[u8]) -> Option<(Vec<u8>, Hash, Hash)> {
+    let (text, root) = cut_hash(header, ROOT_KEY)?;
+    let (text, previous) = cut_hash(&text, PREVIOUS_KEY)?;
+    (join_header(&text, root, previous)? == header).then_some((text, root, previous))
+}
+
+fn join_header(text: &[u8], root: Hash, previous: Hash) -> Option<Vec<u8>> {
+    put_hash(&put_hash(text, PREVIOUS_KEY, previous)?, ROOT_KEY, root)
+}
+
+fn cut_hash(text: &[u8], key: &[u8]) -> Option<(Vec<u8>, Hash)> {
+    let at = memchr::memmem::find(text, key)? + key.len();
+    let hash = Hash::from_hex(std::str::from_utf8(text.get(at..at + HEX_HASH)?).ok()?)?;
+    Some(([&text[..at], &text[at + HEX_HASH..]].concat(), hash))
+}
+
+fn put_hash(text: &[u8], key: &[u8], hash: Hash) -> Option<Vec<u8>> {
+    let at = memchr::memmem::find(text, key)? + key.len();
+    Some([&text[..at], hash.to_hex().as_bytes(), &text[at..]].concat())
+}

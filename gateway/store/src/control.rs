@@ -1,0 +1,307 @@
+//! The control journal: who may write, who read, what was changed. Durable before the act it records is answered.
+//!
+//! `control/<20 digits of its first sequence>.log` holds frames (see `frame`) of
+//!
+//! ```text
+//! 64 signature | JSON {"at", "previous", "record", "sequence", "version"}
+//! ```
+//!
+//! `previous` is the SHA-256 of the payload before (zeros for the first). The signature is the gateway's, over
+//! `"activity-control-v1\0" ‖ JSON` in the manifest domain.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use activity_schema::ids::{CollectorId, Epoch, HostId, StreamId, TenantId};
+use activity_schema::keys::{KeyId, PublicKey, Purpose, Signer};
+use activity_schema::{Hash, Timestamp};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::env::Env;
+use crate::frame::{Found, Kind, Scan, put_frame};
+use crate::storage::numbered_name;
+use crate::types::Instances;
+
+const VERSION: u32 = 1;
+const DOMAIN: &[u8] = b"activity-control-v1\0";
+/// A journal file is followed by the next when it is this long.
+const FILE_BYTES_MAX: u64 = 16 * 1024 * 1024;
+const SIGNATURE_BYTES: usize = 64;
+
+/// A decision, or an event about the store itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum ControlRecord {
+    /// A collector was enrolled, or renewed its key or epoch.
+    Enrolled(Enrolment),
+    Revoked(Revocation),
+    /// A read that was refused, or that returned content of a restricted class.
+    Read(ReadAudit),
+    Imported(Import),
+    /// A batch was stored beside its stream.
+    Forked { tenant: TenantId, stream: StreamId, batch_number: u64, leaf_index: u64, batch_hash: Hash },
+    /// An event id came again with other bytes.
+    Conflict { tenant: TenantId, stream: StreamId, leaf_index: u64, event_id: Uuid },
+    /// A line was reduced to its leaf hash.
+    Elided { tenant: TenantId, leaf_index: u64, position: u32, reason: String },
+    /// A day of a retention class was erased by deleting its key.
+    KeyErased { tenant: TenantId, retention: String, day: String, reason: String },
+    /// The store was opened and found something amiss.
+    Recovered { findings: Vec<String> },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Enrolment {
+    pub tenant: TenantId,
+    pub collector_id: CollectorId,
+    pub host: HostId,
+    pub instances: Instances,
+    pub signing_key: PublicKey,
+    pub epoch: Epoch,
+    pub certificate_serial: String,
+    pub enrolled_at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Revocation {
+    pub tenant: TenantId,
+    pub collector_id: CollectorId,
+    /// `None`: every key of the collector that was enrolled before.
+    pub key_id: Option<KeyId>,
+    pub certificate_serial: Option<String>,
+    pub reason: String,
+    pub revoked_at: Timestamp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReadAudit {
+    pub tenant: Option<TenantId>,
+    /// As the connection proved it.
+    pub principal: String,
+    pub action: String,
+    pub refused: bool,
+    pub detail: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Import {
+    pub tenant: TenantId,
+    pub stream: StreamId,
+    pub stored: u64,
+    pub refused: u64,
+}
+
+/// A record in its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Entry {
+    pub at: Timestamp,
+    pub previous: Hash,
+    pub record: ControlRecord,
+    pub sequence: u64,
+    pub version: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error("the control record is not durable: {path}")]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the store is open for reading only")]
+    ReadOnly,
+    #[error("the control record does not serialise")]
+    Json(#[from] serde_json::Error),
+    #[error("the control record is {0} bytes, too long for a frame")]
+    TooLong(usize),
+}
+
+/// Longest control record, bytes.
+const RECORD_BYTES_MAX: usize = 256 * 1024;
+
+pub(crate) struct ControlJournal {
+    dir: PathBuf,
+    /// Current file: first sequence and length that counts.
+    file: u64,
+    len: u64,
+    usable: bool,
+    next_sequence: u64,
+    last_hash: Hash,
+    enrolments: Vec<Enrolment>,
+    revocations: Vec<Revocation>,
+}
+
+/// What was found in the journal's files.
+pub(crate) struct JournalScan {
+    pub entries: Vec<(Entry, Hash)>,
+    /// What is amiss, in words, with the file's name.
+    pub findings: Vec<String>,
+    /// Last file and the length of its whole frames.
+    pub last: Option<(u64, u64)>,
+}
+
+/// Reads every journal file, checking chain and signatures.
+pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<JournalScan> {
+    let mut scan = JournalScan { entries: Vec::new(), findings: Vec::new(), last: None };
+    let mut previous = Hash::default();
+    let mut expected = 1u64;
+    for file in env.storage.numbered(dir, "log")? {
+        let name = numbered_name(file, "log");
+        let bytes = env.storage.read(&dir.join(&name))?;
+        let mut len = 0;
+        for found in Scan::new(&bytes, 0) {
+            match found {
+                Found::Frame { offset, kind: Kind::Control, payload } => {
+                    len = (offset + crate::frame::FRAME_HEADER_BYTES + payload.len()) as u64;
+                    match read_entry(payload, key) {
+                        Ok(entry) => {
+                            if entry.sequence != expected || entry.previous != previous {
+                                scan.findings.push(format!(
+                                    "control/{name}: record {} does not follow record {}",
+                                    entry.sequence,
+                                    expected - 1
+                                ));
+                            }
+                            expected = entry.sequence + 1;
+                            previous = Hash::of(&[payload]);
+                            scan.entries.push((entry, previous));
+                        }
+                        Err(why) => {
+                            scan.findings.push(format!("control/{name}: frame at {offset}: {why}"));
+                        }
+                    }
+                }
+                Found::Frame { offset, .. } => {
+                    scan.findings.push(format!("control/{name}: foreign frame at {offset}"));
+                }
+                Found::Damaged { offset, len } => {
+                    scan.findings.push(format!("control/{name}: {len} damaged bytes at {offset}"));
+                }
+                Found::Tail { offset, len } => {
+                    scan.findings.push(format!("control/{name}: {len} bytes at the end, from {offset}, are no record"));
+                }
+            }
+        }
+        scan.last = Some((file, len));
+    }
+    Ok(scan)
+}
+
+fn read_entry(payload: &[u8], key: PublicKey) -> Result<Entry, &'static str> {
+    let (signature, json) = payload.split_at_checked(SIGNATURE_BYTES).ok_or("too short")?;
+    let signature = signature.try_into().map_err(|_| "too short")?;
+    if !key.verify(Purpose::Manifest, &[DOMAIN, json].concat(), signature) {
+        return Err("the signature is not the gateway's");
+    }
+    let entry: Entry = serde_json::from_slice(json).map_err(|_| "not a control record")?;
+    if entry.version == VERSION { Ok(entry) } else { Err("unknown version") }
+}
+
+impl ControlJournal {
+    pub(crate) fn from_scan(dir: PathBuf, scan: &JournalScan) -> Self {
+        let (sequence, last_hash) =
+            scan.entries.last().map_or((0, Hash::default()), |(entry, hash)| (entry.sequence, *hash));
+        let (file, len) = scan.last.unwrap_or((1, 0));
+        let mut journal = ControlJournal {
+            dir,
+            file,
+            len,
+            usable: true,
+            next_sequence: sequence + 1,
+            last_hash,
+            enrolments: Vec::new(),
+            revocations: Vec::new(),
+        };
+        for (entry, _) in &scan.entries {
+            journal.note(&entry.record);
+        }
+        journal
+    }
+
+    pub(crate) fn append(&mut self, env: &Env, signer: &Signer, record: ControlRecord) -> Result<(), ControlError> {
+        let entry = Entry {
+            at: env.now(),
+            previous: self.last_hash,
+            record,
+            sequence: self.next_sequence,
+            version: VERSION,
+        };
+        let json = serde_json::to_vec(&entry)?;
+        if json.len() > RECORD_BYTES_MAX {
+            return Err(ControlError::TooLong(json.len()));
+        }
+        let mut payload = signer.sign(Purpose::Manifest, &[DOMAIN, &json].concat()).to_vec();
+        payload.extend_from_slice(&json);
+        let mut frame = Vec::new();
+        put_frame(&mut frame, Kind::Control, &payload);
+        if !self.usable || self.len > FILE_BYTES_MAX {
+            (self.file, self.len) = (self.next_sequence, 0);
+        }
+        let path = self.dir.join(numbered_name(self.file, "log"));
+        if let Err(source) = self.write(env, &path, &frame) {
+            // What may have been written is cut off; if that fails too, the file is left for a new one.
+            self.usable = env.storage.truncate(&path, self.len).and_then(|()| env.storage.sync(&path)).is_ok();
+            return Err(ControlError::Io { path, source });
+        }
+        self.usable = true;
+        self.len += frame.len() as u64;
+        self.last_hash = Hash::of(&[&payload]);
+        self.next_sequence += 1;
+        self.note(&entry.record);
+        Ok(())
+    }
+
+    fn write(&self, env: &Env, path: &Path, frame: &[u8]) -> io::Result<()> {
+        env.storage.write_at(path, self.len, frame)?;
+        env.storage.sync(path)?;
+        if self.len == 0 { env.storage.sync_dir(&self.dir) } else { Ok(()) }
+    }
+
+    fn note(&mut self, record: &ControlRecord) {
+        match record {
+            ControlRecord::Enrolled(enrolment) => {
+                self.enrolments.retain(|e| {
+                    (&e.tenant, &e.collector_id, &e.signing_key, &e.epoch)
+                        != (&enrolment.tenant, &enrolment.collector_id, &enrolment.signing_key, &enrolment.epoch)
+                });
+                self.enrolments.push(enrolment.clone());
+            }
+            ControlRecord::Revoked(revocation) => {
+                self.enrolments.retain(|e| !covers(revocation, e));
+                self.revocations.push(revocation.clone());
+            }
+            _ => {}
+        }
+    }
+
+    /// Enrolments in force.
+    pub(crate) fn enrolments(&self) -> &[Enrolment] {
+        &self.enrolments
+    }
+
+    /// A key is revoked when a revocation names it, or its collector, and nothing enrolled it since.
+    pub(crate) fn is_revoked(&self, tenant: &TenantId, collector: &CollectorId, key: &KeyId) -> bool {
+        let named = |r: &Revocation| {
+            r.tenant == *tenant && r.collector_id == *collector && r.key_id.as_ref().is_none_or(|k| k == key)
+        };
+        self.revocations.iter().any(named)
+            && !self
+                .enrolments
+                .iter()
+                .any(|e| e.tenant == *tenant && e.collector_id == *collector && e.signing_key.id() == *key)
+    }
+}
+
+fn covers(revocation: &Revocation, enrolment: &Enrolment) -> bool {
+    revocation.tenant == enrolment.tenant
+        && revocation.collector_id == enrolment.collector_id
+        && revocation.key_id.as_ref().is_none_or(|k| *k == enrolment.signing_key.id())
+        && revocation.certificate_serial.as_ref().is_none_or(|s| *s == enrolment.certificate_serial)
+}

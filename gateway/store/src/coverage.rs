@@ -1,0 +1,105 @@
+//! The one place where the store speaks to the coverage engine.
+
+use activity_coverage::{BatchFacts, BatchKind, CollectorState, CoverageIndex, CoverageRequest, WithheldLine};
+use activity_schema::coverage::CoverageReport;
+use activity_schema::{BatchHeader, Event, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::record::{Elided, FLAG_FORK, FLAG_HEADER_ONLY};
+use crate::types::CoverageQuery;
+
+/// Coverage of one tenant.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Coverage {
+    index: CoverageIndex,
+}
+
+/// Raised when the engine's state changes its form: older snapshots are then rebuilt.
+const SNAPSHOT_VERSION: u32 = 1;
+
+#[derive(Serialize, Deserialize)]
+struct Snapshot {
+    version: u32,
+    newest_segment: u64,
+    index: CoverageIndex,
+}
+
+/// A stored batch as coverage sees it.
+pub(crate) struct Seen<'a> {
+    pub header: &'a BatchHeader,
+    pub received_at: Timestamp,
+    pub flags: u8,
+    pub elided: &'a [Elided],
+    pub instances: &'a [String],
+}
+
+impl Coverage {
+    pub(crate) fn batch(&mut self, seen: &Seen<'_>) {
+        let h = seen.header;
+        let kind = if seen.flags & FLAG_FORK != 0 {
+            BatchKind::Fork
+        } else if seen.flags & FLAG_HEADER_ONLY != 0 {
+            BatchKind::Shed
+        } else {
+            BatchKind::Stored
+        };
+        let withheld = seen.elided.iter().filter_map(|e| e.withheld.as_ref()).map(|w| WithheldLine {
+            instance: w.instance.clone(),
+            class: w.class,
+            occurred_at: w.occurred_at,
+        });
+        self.index.apply_batch(&BatchFacts {
+            stream: h.stream(),
+            host: h.host.clone(),
+            first_sequence: h.first_sequence,
+            last_sequence: h.last_sequence,
+            count: h.count,
+            occurred_min: h.occurred_min,
+            occurred_max: h.occurred_max,
+            received_at: seen.received_at,
+            sealed_at: h.sealed_at,
+            clock: h.clock,
+            kind,
+            withheld: withheld.collect(),
+            elided: seen.elided.iter().filter(|e| e.withheld.is_none()).count() as u64,
+            instances: seen.instances.to_vec(),
+        });
+    }
+
+    /// Takes up a snapshot; returns the newest segment that it has heard of.
+    pub(crate) fn restore(&mut self, bytes: Option<&[u8]>) -> Option<u64> {
+        let snapshot: Snapshot = serde_json::from_slice(bytes?).ok()?;
+        if snapshot.version != SNAPSHOT_VERSION {
+            return None;
+        }
+        self.index = snapshot.index;
+        Some(snapshot.newest_segment)
+    }
+
+    /// A snapshot that has heard of every segment up to `newest_segment`.
+    pub(crate) fn snapshot(&self, newest_segment: u64) -> Result<Vec<u8>, serde_json::Error> {
+        let version = SNAPSHOT_VERSION;
+        serde_json::to_vec(&Snapshot { version, newest_segment, index: self.index.clone() })
+    }
+
+    /// Takes a `telemetry.*` line.
+    pub(crate) fn telemetry(&mut self, line: &[u8]) {
+        if let Ok(event) = Event::parse(line) {
+            self.index.apply_event(&event);
+        }
+    }
+
+    pub(crate) fn report(&self, query: &CoverageQuery, now: Timestamp) -> CoverageReport {
+        self.index.report(&CoverageRequest {
+            instance: query.instance.clone(),
+            from: query.from.unwrap_or(Timestamp::from_nanos(0)),
+            to: query.to.unwrap_or(now),
+            now,
+            classes: query.classes.clone(),
+        })
+    }
+
+    pub(crate) fn collectors(&self) -> Vec<CollectorState> {
+        self.index.collectors()
+    }
+}
