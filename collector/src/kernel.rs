@@ -4,8 +4,9 @@
 //! ([`KernelSource::drain`]) and giving space back ([`KernelSource::commit`]) are separate steps, so that a record
 //! leaves the ring only after its event is in the spool.
 //!
-//! Waiting: [`KernelSource::poll_fd`] is readable while any ring has uncommitted records. With an edge-triggered
-//! wait (tokio's `AsyncFd`), commit and drain again until a drain returns 0 before waiting.
+//! Waiting: [`KernelSource::poll_fd`] is readable while any ring has uncommitted records, and once more some
+//! milliseconds after a drain that found something. Drain all rings whenever it is; with an edge-triggered wait
+//! (tokio's `AsyncFd`), commit and drain again until a drain returns 0 before waiting.
 
 mod attach;
 mod btf;
@@ -13,6 +14,7 @@ mod canary;
 mod loss;
 mod object;
 mod offsets;
+mod pace;
 mod probes;
 mod record;
 mod ring;
@@ -215,6 +217,7 @@ pub struct KernelSource {
     epoll: Epoll,
     ledger: Ledger,
     canaries: canary::Canaries,
+    pace: pace::Pace,
     own_tgid: u32,
     possible_cpus: usize,
 }
@@ -235,6 +238,8 @@ impl KernelSource {
         for (ring, id) in rings.iter().zip(0u64..) {
             epoll.add(ring.fd(), EpollEvent::new(EpollFlags::EPOLLIN, id)).map_err(poll)?;
         }
+        let pace = pace::Pace::new().map_err(AttachError::Poll)?;
+        epoll.add(pace.fd(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX)).map_err(poll)?;
         let ledger = Ledger::load(&loss_maps(&attached.maps)).map_err(AttachError::Poll)?;
         let own_tgid = std::process::id();
         let source = Self {
@@ -243,6 +248,7 @@ impl KernelSource {
             epoll,
             ledger,
             canaries: canary::Canaries::default(),
+            pace,
             own_tgid,
             possible_cpus: aya::util::nr_cpus().unwrap_or(1),
         };
@@ -254,7 +260,7 @@ impl KernelSource {
         Ok((source, report))
     }
 
-    /// One descriptor for all rings: readable while one has records that are not committed.
+    /// One descriptor for all rings: readable when they are to be drained.
     #[must_use]
     pub fn poll_fd(&self) -> BorrowedFd<'_> {
         self.epoll.0.as_fd()
@@ -269,13 +275,15 @@ impl KernelSource {
         f: &mut dyn FnMut(RingPosition, Result<Record<'_>, DecodeError>),
     ) -> usize {
         let (canaries, own_tgid) = (&mut self.canaries, self.own_tgid);
-        self.rings[ring.index()].drain(max, &mut |position, bytes| {
+        let found = self.rings[ring.index()].drain(max, &mut |position, bytes| {
             let mut record = decode(bytes);
             if let Ok(record) = &mut record {
                 canaries.notice(record, own_tgid);
             }
             f(position, record);
-        })
+        });
+        self.pace.drained(found);
+        found
     }
 
     /// Gives the space of all records up to `position` back: call it once their events are safe.

@@ -13,6 +13,9 @@ pub mod records;
 /// Version of everything in this crate; part of every record and of the pin directory's name.
 pub const ABI_VERSION: u16 = 1;
 
+/// The programs wake a ring's reader at most this often; it has to look once more after that long.
+pub const WAKEUP_INTERVAL_MS: u32 = 5;
+
 /// What a record, a loss counter or a class of evidence is about.
 ///
 /// `UdpFlow` and `Scope` never cross a ring: the first is read from a map, the second names losses of the

@@ -14,8 +14,8 @@ use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
 
 use crate::exec_failed::effective_ids;
-use crate::loss::{emit, record_lost};
-use crate::maps::{EXEC_ATTEMPTS, EXEC_SCRATCH, ExecScratch, RING_PROCESS};
+use crate::loss::{PROCESS, emit, record_lost};
+use crate::maps::{EXEC_ATTEMPTS, EXEC_SCRATCH, ExecScratch};
 use crate::offset;
 use crate::read::{STRING_BYTES, at, opaque, set_bits, string_tail};
 use crate::task;
@@ -60,7 +60,7 @@ pub fn on_exec(ctx: RawTracePointContext) -> i32 {
         let total = (opaque(used) & 0x3ff) + EXEC_BYTES_MIN as u64;
         (&raw mut (*scratch).header.length).write_volatile(total as u32);
         let cgroup_id = (&raw const (*scratch).header.cgroup_id).read_volatile();
-        emit(&RING_PROCESS, RecordKind::Exec, cgroup_id, scratch.cast(), total);
+        emit(PROCESS, RecordKind::Exec, cgroup_id, scratch.cast(), total);
         (&raw mut (*scratch).users).write_volatile(0);
     }
     0

@@ -7,8 +7,8 @@ use aya_ebpf::EbpfContext as _;
 use aya_ebpf::macros::tracepoint;
 use aya_ebpf::programs::TracePointContext;
 
-use crate::loss::{emit, lost, record_lost};
-use crate::maps::{EXEC_ATTEMPTS, EXEC_FAILED_SCRATCH, ExecAttempt, RING_PROCESS};
+use crate::loss::{PROCESS, emit, lost, record_lost};
+use crate::maps::{EXEC_ATTEMPTS, EXEC_FAILED_SCRATCH, ExecAttempt};
 use crate::offset;
 use crate::read::{at, opaque, string_tail};
 use crate::task;
@@ -126,7 +126,7 @@ fn leave(result: i64) -> u32 {
         let total = length + activity_ebpf_abi::records::EXEC_FAILED_BYTES_MIN as u64;
         (*header).length = total as u32;
         (&raw mut (*scratch).body).write(body);
-        emit(&RING_PROCESS, RecordKind::ExecFailed, (*header).cgroup_id, scratch.cast(), total);
+        emit(PROCESS, RecordKind::ExecFailed, (*header).cgroup_id, scratch.cast(), total);
         (*scratch).users = 0;
     }
     let _ = EXEC_ATTEMPTS.remove(&key);

@@ -8,8 +8,8 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
 
-use crate::loss::emit;
-use crate::maps::{EXITS_SEEN, ExitKey, RING_PROCESS, SCOPES};
+use crate::loss::{PROCESS, emit};
+use crate::maps::{EXITS_SEEN, ExitKey, SCOPES};
 use crate::offset;
 use crate::read::{Missing, at};
 use crate::task;
@@ -68,7 +68,7 @@ pub fn on_exit(ctx: RawTracePointContext) -> i32 {
     header.missing = absent.0;
     let (tgid, scope, cgroup_id) = (header.tgid, header.scope, header.cgroup_id);
     let record = ExitRecord { header, body };
-    emit(&RING_PROCESS, RecordKind::Exit, cgroup_id, (&raw const record).cast(), EXIT_BYTES as u64);
+    emit(PROCESS, RecordKind::Exit, cgroup_id, (&raw const record).cast(), EXIT_BYTES as u64);
     if scope != 0 {
         // Absent already only if user space unbound it meanwhile.
         let _ = SCOPES.remove(&tgid);

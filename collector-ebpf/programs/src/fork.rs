@@ -9,8 +9,8 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
 
-use crate::loss::{emit, lost};
-use crate::maps::{RING_PROCESS, SCOPES};
+use crate::loss::{PROCESS, emit, lost};
+use crate::maps::SCOPES;
 use crate::offset;
 use crate::read::{Missing, at};
 use crate::task;
@@ -81,6 +81,6 @@ pub fn on_fork(ctx: RawTracePointContext) -> i32 {
         },
         body,
     };
-    emit(&RING_PROCESS, RecordKind::Fork, cgroup_id, (&raw const record).cast(), FORK_BYTES as u64);
+    emit(PROCESS, RecordKind::Fork, cgroup_id, (&raw const record).cast(), FORK_BYTES as u64);
     0
 }

@@ -1,14 +1,14 @@
 //! Sending records, and counting those that could not be sent: attempts = emitted + lost, always.
 
 use activity_ebpf_abi::maps::{LossCount, LossKey};
-use activity_ebpf_abi::{LossReason, RecordKind};
-use aya_ebpf::bindings::BPF_NOEXIST;
+use activity_ebpf_abi::{LossReason, RecordKind, WAKEUP_INTERVAL_MS};
+use aya_ebpf::bindings::{BPF_NOEXIST, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
 use aya_ebpf::helpers::generated::{
     bpf_ktime_get_boot_ns, bpf_ringbuf_output, bpf_ringbuf_reserve, bpf_ringbuf_submit,
 };
 use aya_ebpf::maps::RingBuf;
 
-use crate::maps::{ISSUED, LOSS_OVERFLOW, LOSSES};
+use crate::maps::{ISSUED, LOSS_OVERFLOW, LOSSES, RING_FLOW, RING_PROCESS, WAKEUPS};
 
 #[inline(always)]
 fn add_one(counter: *mut u64) {
@@ -29,13 +29,48 @@ pub unsafe fn add(counter: *mut u64, amount: u64) {
     }
 }
 
+/// Shortest time between two wakeups of the reader. A wakeup costs the workload an interrupt, and the reader
+/// looks again by itself for a while after each (collector/src/kernel/pace.rs).
+const WAKEUP_INTERVAL_NS: u64 = WAKEUP_INTERVAL_MS as u64 * 1_000_000;
+
+/// A ring with its slot in `wakeups`.
+#[derive(Clone, Copy)]
+pub struct Ring {
+    pub map: &'static RingBuf,
+    pub slot: u32,
+}
+
+pub static PROCESS: Ring = Ring { map: &RING_PROCESS, slot: 1 };
+pub static FLOW: Ring = Ring { map: &RING_FLOW, slot: 2 };
+
+/// Flags for a record that is sent now: wake the reader, unless that was done a moment ago.
+#[inline(always)]
+fn wakeup(slot: u32) -> u64 {
+    let Some(last) = WAKEUPS.get_ptr_mut(slot) else { return 0 };
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    // SAFETY: a non-null map value. Two CPUs may both find it due; one wakeup too many does no harm.
+    unsafe {
+        if now.wrapping_sub(last.read_volatile()) < WAKEUP_INTERVAL_NS {
+            return u64::from(BPF_RB_NO_WAKEUP);
+        }
+        last.write_volatile(now);
+    }
+    u64::from(BPF_RB_FORCE_WAKEUP)
+}
+
 /// Copies `length` bytes of a record into `ring`.
 #[inline(always)]
-pub fn emit(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64, record: *const u8, length: u64) {
+pub fn emit(ring: Ring, kind: RecordKind, cgroup_id: u64, record: *const u8, length: u64) {
     // SAFETY: callers pass a record of `length` initialised bytes; a RingBuf is its definition, whose address
     // the loader replaces with the map.
     let failed = unsafe {
-        bpf_ringbuf_output(core::ptr::from_ref(ring).cast_mut().cast(), record.cast_mut().cast(), length, 0)
+        bpf_ringbuf_output(
+            core::ptr::from_ref(ring.map).cast_mut().cast(),
+            record.cast_mut().cast(),
+            length,
+            wakeup(ring.slot),
+        )
     } != 0;
     if failed {
         record_lost(kind, LossReason::RingFull, cgroup_id);
@@ -47,10 +82,11 @@ pub fn emit(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64, record: *c
 
 /// Room for a `T` in `ring`, to be filled completely and passed to [`submit`]; `None` is counted as lost.
 #[inline(always)]
-pub fn reserve<T>(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64) -> Option<*mut T> {
+pub fn reserve<T>(ring: Ring, kind: RecordKind, cgroup_id: u64) -> Option<*mut T> {
     // SAFETY: a RingBuf is its definition, whose address the loader replaces with the map.
-    let place =
-        unsafe { bpf_ringbuf_reserve(core::ptr::from_ref(ring).cast_mut().cast(), size_of::<T>() as u64, 0) };
+    let place = unsafe {
+        bpf_ringbuf_reserve(core::ptr::from_ref(ring.map).cast_mut().cast(), size_of::<T>() as u64, 0)
+    };
     if place.is_null() {
         record_lost(kind, LossReason::RingFull, cgroup_id);
         return None;
@@ -60,9 +96,9 @@ pub fn reserve<T>(ring: &'static RingBuf, kind: RecordKind, cgroup_id: u64) -> O
 
 /// Makes a reserved record visible to the reader.
 #[inline(always)]
-pub fn submit<T>(kind: RecordKind, record: *mut T) {
+pub fn submit<T>(ring: Ring, kind: RecordKind, record: *mut T) {
     // SAFETY: a pointer that `reserve` gave, every byte of which was written.
-    unsafe { bpf_ringbuf_submit(record.cast(), 0) };
+    unsafe { bpf_ringbuf_submit(record.cast(), wakeup(ring.slot)) };
     if let Some(issued) = ISSUED.get_ptr_mut(kind as u32) {
         // SAFETY: a non-null map value.
         add_one(unsafe { &raw mut (*issued).emitted });

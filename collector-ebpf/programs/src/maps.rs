@@ -1,8 +1,8 @@
 //! Maps. Sizes given here are defaults; the loader replaces those that belong to a budget.
 
 use activity_ebpf_abi::maps::{
-    Issued, KIND_SLOTS, ListenerKey, LossCount, LossKey, Owner, PROGRAM_SLOTS, TcpSocket, UdpFlowCount, UdpFlowKey,
-    UdpSocket,
+    Issued, KIND_SLOTS, ListenerKey, LossCount, LossKey, Owner, PROGRAM_SLOTS, TcpSocket, UdpFlowCount,
+    UdpFlowKey, UdpSocket,
 };
 use activity_ebpf_abi::offsets::Offsets;
 use activity_ebpf_abi::records::{ExecBody, ExecFailedBody, Header};
@@ -21,6 +21,10 @@ pub static RING_PROCESS: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 pub static RING_FLOW: RingBuf = RingBuf::with_byte_size(1 << 20, 0);
 #[map(name = "ring_file")]
 pub static RING_FILE: RingBuf = RingBuf::with_byte_size(1 << 12, 0);
+
+/// When the reader of each ring was last woken.
+#[map(name = "wakeups")]
+pub static WAKEUPS: Array<u64> = Array::with_max_entries(4, 0);
 
 #[map(name = "issued")]
 pub static ISSUED: PerCpuArray<Issued> = PerCpuArray::with_max_entries(KIND_SLOTS, 0);

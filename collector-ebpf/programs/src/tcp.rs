@@ -14,8 +14,8 @@ use aya_ebpf::helpers::generated::bpf_get_smp_processor_id;
 use aya_ebpf::macros::raw_tracepoint;
 use aya_ebpf::programs::RawTracePointContext;
 
-use crate::loss::{lost, reserve, submit};
-use crate::maps::{RING_FLOW, TCP_LISTENERS, TCP_SOCKETS};
+use crate::loss::{FLOW, lost, reserve, submit};
+use crate::maps::{TCP_LISTENERS, TCP_SOCKETS};
 use crate::offset;
 use crate::read::{Missing, at};
 use crate::task;
@@ -230,7 +230,7 @@ fn accepting_owner(sk: u64, owner: &mut Owner) -> bool {
 #[inline(always)]
 fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, old_state: u32) {
     let kind = if matches!(phase, FlowPhase::Listening) { RecordKind::Listen } else { RecordKind::Flow };
-    let Some(record) = reserve::<FlowRecord>(&RING_FLOW, kind, socket.owner.cgroup_id) else { return };
+    let Some(record) = reserve::<FlowRecord>(FLOW, kind, socket.owner.cgroup_id) else { return };
     let mut absent = Missing(socket.owner.missing);
     let found = addresses(sk, &mut absent);
     let net: u64 = at(sk, offset!(sock_net)).unwrap_or(0);
@@ -267,5 +267,5 @@ fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, old_state: u32) {
         (&raw mut (*record).header).write(header);
         (&raw mut (*record).body).write(body);
     }
-    submit(kind, record);
+    submit(FLOW, kind, record);
 }

@@ -120,6 +120,7 @@ pub(super) static MAPS: &[&str] = &[
     "ring_process",
     "ring_flow",
     "ring_file",
+    "wakeups",
     "issued",
     "losses",
     "losses_reported",
