@@ -66,7 +66,6 @@ async fn interrupted_tool(which: Signal) {
     assert_eq!(events[5]["outcome"], json!({"status": "failure", "reason": "not_started"}));
     assert_eq!(events[6]["payload"]["reason"], "interrupted");
     assert_eq!(run.types().last().unwrap(), "session.ended");
-    println!("{which}: exit after {took:?}");
 }
 
 #[tokio::test]
