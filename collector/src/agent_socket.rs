@@ -1,0 +1,192 @@
+//! The sandbox's Unix socket: declared events and scopes, from peers that the kernel names.
+
+use std::convert::Infallible;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use activity_schema::submission::{ErrorAnswer, EventsAnswer, ScopeAnswer, ScopeRequest};
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde::Serialize;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, oneshot};
+
+/// Largest request body, bytes.
+const BODY_BYTES_MAX: usize = 256 * 1024;
+/// Connections at once; more wait in the listen queue.
+const CONNECTIONS_MAX: usize = 64;
+/// A peer has this long to send its request's head.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The peer of a connection, from SO_PEERCRED (unix(7)): credentials at connect, in our pid namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// What the recorder answers.
+#[derive(Debug)]
+pub enum Answer<T> {
+    Ok(T),
+    /// 4xx with the reason.
+    Refused(String),
+    /// 429: the agent's quota is used up for now.
+    Later { retry_after_s: u64 },
+}
+
+/// Requests to the recorder.
+#[derive(Debug)]
+pub enum AgentRequest {
+    Events { peer: Peer, body: Bytes, reply: oneshot::Sender<Answer<EventsAnswer>> },
+    Scope { peer: Peer, request: ScopeRequest, reply: oneshot::Sender<Answer<Option<ScopeAnswer>>> },
+}
+
+/// Where requests go; `false` when the recorder has no room now.
+pub trait RequestSink: Clone + Send + Sync + 'static {
+    fn send(&self, request: AgentRequest) -> bool;
+}
+
+/// Binds the socket. A stale one of a collector that died is replaced; any other file is left alone.
+pub fn bind(path: &Path) -> io::Result<UnixListener> {
+    if let Some(dir) = path.parent() {
+        std::fs::create_dir_all(dir)?;
+    }
+    match std::fs::symlink_metadata(path) {
+        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)?,
+        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there")),
+        Err(_) => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    // Anyone in the sandbox may declare; what they may say is decided by who they are.
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+    Ok(listener)
+}
+
+/// Serves until the task is dropped.
+pub async fn serve(listener: UnixListener, uids: Arc<[u32]>, sink: impl RequestSink) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "the agent socket cannot accept");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let Some(peer) = peer_of(&stream) else { continue };
+        if !uids.is_empty() && peer.uid != 0 && !uids.contains(&peer.uid) {
+            continue;
+        }
+        let sink = sink.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request| handle(request, peer, sink.clone()));
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADER_TIMEOUT)
+                .max_buf_size(32 * 1024)
+                .serve_connection(TokioIo::new(stream), service);
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "agent connection ended");
+            }
+            drop(place);
+        });
+    }
+}
+
+fn peer_of(stream: &UnixStream) -> Option<Peer> {
+    let credentials = stream.peer_cred().ok()?;
+    let pid = u32::try_from(credentials.pid()?).ok().filter(|pid| *pid != 0)?;
+    Some(Peer { pid, uid: credentials.uid(), gid: credentials.gid() })
+}
+
+async fn handle(
+    request: Request<Incoming>,
+    peer: Peer,
+    sink: impl RequestSink,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let route = (request.method().clone(), request.uri().path().to_owned());
+    let body = Limited::new(request.into_body(), BODY_BYTES_MAX).collect();
+    let body = match tokio::time::timeout(BODY_TIMEOUT, body).await {
+        Ok(Ok(body)) => body.to_bytes(),
+        Ok(Err(_)) => {
+            let text = format!("the body is longer than {BODY_BYTES_MAX} bytes or was cut short");
+            return Ok(refused(StatusCode::PAYLOAD_TOO_LARGE, &text));
+        }
+        Err(_) => return Ok(refused(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time")),
+    };
+    Ok(match (route.0, route.1.as_str()) {
+        (Method::POST, "/v1/events") => {
+            let (reply, answer) = oneshot::channel();
+            respond(sink.send(AgentRequest::Events { peer, body, reply }), answer).await
+        }
+        (Method::POST, "/v1/scopes") => match serde_json::from_slice::<ScopeRequest>(&body) {
+            Ok(request) => {
+                let (reply, answer) = oneshot::channel();
+                let sent = sink.send(AgentRequest::Scope { peer, request, reply });
+                let answer = async { answer.await.map(nothing_as_object) };
+                respond_with(sent, answer).await
+            }
+            Err(error) => refused(StatusCode::BAD_REQUEST, &format!("not a scope request: {error}")),
+        },
+        _ => refused(StatusCode::NOT_FOUND, "this socket has POST /v1/events and POST /v1/scopes"),
+    })
+}
+
+/// A closed scope answers `{}`.
+fn nothing_as_object(answer: Answer<Option<ScopeAnswer>>) -> Answer<serde_json::Value> {
+    match answer {
+        Answer::Ok(scope) => Answer::Ok(
+            scope.and_then(|s| serde_json::to_value(s).ok()).unwrap_or_else(|| serde_json::json!({})),
+        ),
+        Answer::Refused(reason) => Answer::Refused(reason),
+        Answer::Later { retry_after_s } => Answer::Later { retry_after_s },
+    }
+}
+
+async fn respond<T: Serialize>(sent: bool, answer: oneshot::Receiver<Answer<T>>) -> Response<Full<Bytes>> {
+    respond_with(sent, answer).await
+}
+
+async fn respond_with<T: Serialize, E>(
+    sent: bool,
+    answer: impl Future<Output = Result<Answer<T>, E>>,
+) -> Response<Full<Bytes>> {
+    if !sent {
+        return later(1);
+    }
+    match answer.await {
+        Ok(Answer::Ok(value)) => json(StatusCode::OK, &value),
+        Ok(Answer::Refused(reason)) => refused(StatusCode::FORBIDDEN, &reason),
+        Ok(Answer::Later { retry_after_s }) => later(retry_after_s),
+        Err(_) => refused(StatusCode::SERVICE_UNAVAILABLE, "the collector is stopping"),
+    }
+}
+
+fn later(seconds: u64) -> Response<Full<Bytes>> {
+    let mut response = refused(StatusCode::TOO_MANY_REQUESTS, "the quota of declared events is used up");
+    response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+    response
+}
+
+fn refused(status: StatusCode, error: &str) -> Response<Full<Bytes>> {
+    json(status, &ErrorAnswer { error: error.to_owned() })
+}
+
+fn json(status: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::from(serde_json::to_vec(value).unwrap_or_default()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
+    response
+}

@@ -1,0 +1,756 @@
+//! The daemon: one thread records, one talks. They share nothing but channels and the spool's files.
+
+mod agent;
+mod telemetry;
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use activity_schema::coverage::LossReason;
+use activity_schema::ids::{CollectorId, Epoch, HostId, TenantId};
+use activity_schema::{Class, Timestamp};
+use anyhow::Context as _;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::agent_socket::{self, AgentRequest, RequestSink};
+use crate::clock::{ClockReading, STEP_NS};
+use crate::config::Config;
+use crate::identity::{self, ProcessIds};
+use crate::kernel::{AttachReport, KernelConfig, KernelSource, RingId, RingPosition, RingSizes};
+use crate::observe::Observer;
+use crate::observe::procfs::PolledProcesses;
+use crate::recorder::{Draft, Recorder};
+use crate::resource::ResourceSource;
+use crate::sandbox::{Instance, Sandboxes, cgroup2_root};
+use crate::scope::ScopeTable;
+use crate::spool::{
+    Damage, EpochIdentity, Loss, LossKey, OsDisk, Recovery, RingCursor, Sealed, Spool, SpoolLimits, SpoolState,
+};
+use crate::uplink::identity::{Identity, IdentityDir};
+use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink};
+use telemetry::ClassPlan;
+
+/// Records of one drain pass: with at most two lines each they fit one frame, so that frame and cursor are one write.
+const PASS_RECORDS_MAX: usize = 120;
+/// Passes of one ring before the other rings, messages and timers get their turn.
+const PASSES_MAX: usize = 64;
+/// Ring data waits this long for company: bounds wake-ups at low rates.
+const COALESCE: Duration = Duration::from_millis(10);
+/// Messages handled in one turn.
+const MESSAGES_MAX: usize = 256;
+/// Messages waiting; agents beyond that are told to come back.
+const QUEUE_MAX: usize = 1024;
+/// How long a stop waits for acknowledgements.
+const LINGER: Duration = Duration::from_secs(3);
+/// UDP flows without a packet for this long are closed, nanoseconds.
+const UDP_IDLE_NS: u64 = 30_000_000_000;
+/// Polling of procfs where there is no eBPF.
+const POLL_INTERVAL_NS: u64 = 100_000_000;
+
+/// To the recording thread.
+enum Message {
+    Agent(AgentRequest),
+    Uplink(FromUplink),
+    Stop,
+}
+
+#[derive(Clone)]
+struct Mailbox {
+    sender: mpsc::SyncSender<Message>,
+    wake: Arc<EventFd>,
+}
+
+impl Mailbox {
+    fn send(&self, message: Message) -> bool {
+        let sent = self.sender.try_send(message).is_ok();
+        let _ = self.wake.write(1);
+        sent
+    }
+
+    /// For messages that must not be dropped: waits for room.
+    fn deliver(&self, message: Message) {
+        let _ = self.sender.send(message);
+        let _ = self.wake.write(1);
+    }
+}
+
+impl RequestSink for Mailbox {
+    fn send(&self, request: AgentRequest) -> bool {
+        Mailbox::send(self, Message::Agent(request))
+    }
+}
+
+/// Names of this run.
+struct Names {
+    tenant: TenantId,
+    host: HostId,
+    collector_id: CollectorId,
+    instance_id: String,
+}
+
+/// Runs until SIGTERM or SIGINT.
+pub fn run(config: &Config) -> anyhow::Result<()> {
+    let state = &config.state_dir;
+    std::fs::create_dir_all(state).with_context(|| format!("cannot make {}", state.display()))?;
+    let _lock = lock(state)?;
+    let identity_dir = IdentityDir::new(state);
+    let enrolment = identity_dir.load()?;
+    let names = names(config, enrolment.as_ref())?;
+    let mut daemon = Daemon::start(config, &names)?;
+    let (sender, mailbox_out) = mpsc::sync_channel(QUEUE_MAX);
+    let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
+    let mailbox = Mailbox { sender, wake: wake.clone() };
+    let network = Network::start(config, enrolment, identity_dir, &daemon, mailbox)?;
+    daemon.announce(network.socket_open);
+    daemon.work(&mailbox_out, &wake, &network);
+    daemon.stop(&network);
+    network.finish();
+    Ok(())
+}
+
+/// One collector a state folder.
+fn lock(state: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::File>> {
+    let path = state.join("lock");
+    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
+    nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock)
+        .map_err(|_| anyhow::anyhow!("another collector uses {}", state.display()))
+}
+
+fn names(config: &Config, enrolment: Option<&Identity>) -> anyhow::Result<Names> {
+    if let Some(e) = enrolment {
+        return Ok(Names {
+            tenant: e.tenant.clone(),
+            host: e.host.clone(),
+            collector_id: e.collector_id.clone(),
+            instance_id: e.instance.to_string(),
+        });
+    }
+    let tenant = config.tenant.clone().context(
+        "no tenant: enrol first (activity-collector enroll), or set `tenant` to record without a gateway",
+    )?;
+    let host = config.host_id.clone().unwrap_or_else(identity::default_host_id);
+    Ok(Names {
+        tenant: tenant.parse().context("tenant")?,
+        collector_id: collector_id(config, &host).parse().context("collector_id")?,
+        instance_id: config.instance_id.clone().unwrap_or_else(|| host.clone()),
+        host: host.parse().context("host_id")?,
+    })
+}
+
+/// The configured id, else one made of the host's.
+pub fn collector_id(config: &Config, host: &str) -> String {
+    config.collector_id.clone().unwrap_or_else(|| format!("collector-{host}"))
+}
+
+struct Daemon {
+    config: Config,
+    recorder: Recorder<OsDisk>,
+    observer: Observer,
+    kernel: Option<KernelSource>,
+    attach: Option<AttachReport>,
+    no_kernel: String,
+    polled: PolledProcesses,
+    resources: Vec<(Arc<Instance>, ResourceSource)>,
+    cgroup_root: PathBuf,
+    boot_id: String,
+    quota: agent::Quota,
+    scope_log: agent::ScopeLog,
+    rejected: u64,
+    recovery: Recovery,
+    /// What is waiting beyond this time is not drained yet.
+    complete_until: Timestamp,
+    timers: Timers,
+    canary_cpu: usize,
+    canary_sent_ns: Option<u64>,
+    stopping: bool,
+}
+
+/// When each recurring duty is due, boot clock.
+#[derive(Default)]
+struct Timers {
+    heartbeat: u64,
+    sample: u64,
+    second: u64,
+    poll: u64,
+}
+
+impl Daemon {
+    fn start(config: &Config, names: &Names) -> anyhow::Result<Self> {
+        let clock = ClockReading::now();
+        let boot_id = identity::boot_id().context("cannot read the boot id")?;
+        let nonce = match &config.nonce_file {
+            Some(path) => std::fs::read_to_string(path)
+                .with_context(|| format!("nonce_file {}", path.display()))?
+                .trim()
+                .to_owned(),
+            None => String::new(),
+        };
+        let epoch = Epoch::new(uuid::Uuid::now_v7().to_string())?;
+        let wanted = EpochIdentity {
+            format: 1,
+            epoch,
+            tenant: names.tenant.clone(),
+            host: names.host.clone(),
+            collector_id: names.collector_id.clone(),
+            boot_id: boot_id.clone(),
+            nonce: nonce.clone(),
+            created: clock.wall,
+        };
+        let limits = SpoolLimits::of_total(config.spool_bytes_max);
+        let spool_dir = config.state_dir.join("spool");
+        let seed: [u8; 32] = rand::random();
+        let (mut spool, recovery) = Spool::open(OsDisk, &spool_dir, limits, wanted, &seed, clock.state)
+            .with_context(|| format!("cannot open the spool {}", spool_dir.display()))?;
+        spool.set_policy_digest(config.policy_digest());
+
+        let cgroup_root = cgroup2_root().unwrap_or_else(|| PathBuf::from("/sys/fs/cgroup"));
+        let (kernel, attach, no_kernel) = attach_kernel(config, names, &cgroup_root);
+        let own = Instance {
+            instance_id: names.instance_id.clone(),
+            agent_id: config.agent_id.clone(),
+            runtime: config.runtime,
+            layer: config.layer,
+            cgroup: config.cgroup.clone(),
+        };
+        let others = config.sandbox.iter().map(|s| Instance {
+            instance_id: s.instance_id.clone(),
+            agent_id: s.agent_id.clone(),
+            runtime: s.runtime,
+            layer: config.layer,
+            cgroup: s.cgroup.clone(),
+        });
+        let sandboxes = Sandboxes::new(cgroup_root.clone(), own, others.collect());
+        let resources = sandboxes
+            .all()
+            .iter()
+            .map(|i| (i.clone(), ResourceSource::new(&cgroup_root, i)))
+            .collect();
+        let (scope_log, kept) = agent::ScopeLog::open(&config.state_dir.join("scopes.jsonl"), &boot_id)?;
+        let mut scopes = ScopeTable::default();
+        kept.into_iter().for_each(|scope| scopes.restore(scope));
+        let ids = ProcessIds::new(&boot_id, &nonce);
+        let recorder = Recorder::new(spool, sandboxes.own().clone(), clock);
+        let observer = Observer::new(ids, sandboxes, scopes, recovery.cursors.clone());
+        Ok(Daemon {
+            config: config.clone(),
+            recorder,
+            observer,
+            kernel,
+            attach,
+            no_kernel,
+            polled: PolledProcesses::default(),
+            resources,
+            cgroup_root,
+            boot_id,
+            quota: agent::Quota::new(clock.boot_ns),
+            scope_log,
+            rejected: 0,
+            recovery,
+            complete_until: clock.wall,
+            timers: Timers::default(),
+            canary_cpu: 0,
+            canary_sent_ns: None,
+            stopping: false,
+        })
+    }
+
+    /// Start or restart, what recovery found, what is watched.
+    fn announce(&mut self, socket_open: bool) {
+        let own = self.observer.sandboxes.own().clone();
+        let restarted = self.recovery.state == SpoolState::Intact;
+        let wall = self.recorder.clock().wall;
+        let gap_ms = self.recovery.newest.map(|t| {
+            u64::try_from(wall.nanos_since(t).max(0) / 1_000_000).unwrap_or(0)
+        });
+        telemetry::started(&mut self.recorder, &own, restarted, self.recovery.state.as_str(), gap_ms);
+        self.account_recovery();
+        let unseen = !self.attach.as_ref().is_some_and(|a| a.reused_pins);
+        if let Some(since) = self.recovery.newest.filter(|_| unseen) {
+            self.lose_down_time(since, wall);
+        }
+        let plans = self.plans(socket_open);
+        let digest = self.config.policy_digest().to_hex();
+        let instances = self.observer.sandboxes.all().to_vec();
+        let interval = self.config.heartbeat_interval_ms;
+        telemetry::config(&mut self.recorder, &instances, &plans, &digest, interval);
+        self.seed(restarted);
+        self.recorder.flush(None);
+    }
+
+    fn plans(&self, socket_open: bool) -> Vec<ClassPlan> {
+        let resources = self.resources.first().is_some_and(|(_, r)| r.clone().sample(&self.cgroup_root).is_some());
+        telemetry::plan(self.attach.as_ref(), &self.no_kernel, socket_open, resources)
+    }
+
+    /// Processes that ran before the programs did. After a restart those are told that began so shortly before the
+    /// spool's newest event that their second of patience had not passed.
+    fn seed(&mut self, restarted: bool) {
+        if self.kernel.is_none() {
+            return;
+        }
+        let told_until = match self.recovery.newest {
+            Some(newest) if restarted => {
+                let offset = self.recorder.clock().offset_ns();
+                let boot = u64::try_from(newest.as_nanos().saturating_sub(offset)).unwrap_or(0);
+                boot.saturating_sub(crate::process::FORK_PATIENCE_NS)
+            }
+            _ => 0,
+        };
+        self.drain();
+        self.observer.seed(&mut self.recorder, told_until);
+    }
+
+    /// Without pinned programs nothing was watched while the collector was down.
+    fn lose_down_time(&mut self, since: Timestamp, until: Timestamp) {
+        for names in [["process.exec", "process.exited"], ["network.flow.started", "network.flow.closed"]] {
+            self.recorder.lose(Loss {
+                event_id: uuid::Uuid::nil(),
+                key: LossKey {
+                    reason: LossReason::CollectorDown,
+                    class: None,
+                    instance: None,
+                    event_names: names.iter().map(|n| (*n).to_owned()).collect(),
+                    source: "kernel".to_owned(),
+                    stream: None,
+                    cgroup: None,
+                },
+                count: 0,
+                exact: false,
+                first_time: since,
+                last_time: until,
+                sequences: None,
+                emitted: false,
+            });
+        }
+    }
+
+    fn account_recovery(&mut self) {
+        let wall = self.recorder.clock().wall;
+        let newest = self.recovery.newest.unwrap_or(wall);
+        for (epoch, class, damage) in self.recovery.damage.clone() {
+            let Damage { torn_bytes, corrupt_batches, broken } = damage;
+            let stream = format!("{}/{epoch}/{class}", self.recorder.spool().identity().collector_id);
+            let loss = |count, exact, sequences, last_time| Loss {
+                event_id: uuid::Uuid::nil(),
+                key: LossKey {
+                    reason: LossReason::SpoolCorrupt,
+                    class: Some(class),
+                    instance: None,
+                    event_names: Vec::new(),
+                    source: "spool".to_owned(),
+                    stream: Some(stream.clone()),
+                    cgroup: None,
+                },
+                count,
+                exact,
+                first_time: newest,
+                last_time,
+                sequences,
+                emitted: false,
+            };
+            for (first, last) in corrupt_batches {
+                self.recorder.lose(loss(last - first + 1, true, Some((first, last)), newest));
+            }
+            if torn_bytes > 0 || broken {
+                self.recorder.lose(loss(1, false, None, wall));
+            }
+        }
+    }
+
+    fn work(&mut self, mailbox: &mpsc::Receiver<Message>, wake: &EventFd, network: &Network) {
+        while !self.stopping {
+            let _ = wake.read();
+            self.read_clock();
+            let mut more = self.messages(mailbox);
+            more |= self.drain();
+            self.duties();
+            self.recorder.flush(None);
+            network.sealed(self.recorder.seal_due());
+            if !more {
+                self.wait(wake);
+            }
+        }
+    }
+
+    fn read_clock(&mut self) {
+        let before = *self.recorder.clock();
+        let now = ClockReading::now();
+        self.recorder.set_clock(now);
+        let step = now.offset_ns().saturating_sub(before.offset_ns());
+        if step.abs() > STEP_NS {
+            let own = self.observer.sandboxes.own().clone();
+            telemetry::clock_step(&mut self.recorder, &own, step);
+        }
+    }
+
+    fn messages(&mut self, mailbox: &mpsc::Receiver<Message>) -> bool {
+        for _ in 0..MESSAGES_MAX {
+            match mailbox.try_recv() {
+                Ok(Message::Agent(request)) => {
+                    let mut parts = agent::Parts {
+                        recorder: &mut self.recorder,
+                        observer: &mut self.observer,
+                        kernel: self.kernel.as_ref(),
+                        quota: &mut self.quota,
+                        log: &mut self.scope_log,
+                        boot_id: &self.boot_id,
+                        rejected: &mut self.rejected,
+                    };
+                    agent::handle(&mut parts, request);
+                }
+                Ok(Message::Uplink(from)) => self.from_uplink(from),
+                Ok(Message::Stop) => self.stopping = true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn from_uplink(&mut self, message: FromUplink) {
+        let spool = self.recorder.spool_mut();
+        let done = match message {
+            FromUplink::Released { epoch, class, number, receipt } => spool.release(&epoch, class, number, receipt),
+            FromUplink::Registered { epoch } => spool.set_registered(&epoch),
+            FromUplink::Withheld { class, count } => {
+                tracing::warn!(%class, count, "the gateway withheld lines");
+                Ok(())
+            }
+            FromUplink::Stranded { .. } => Ok(()),
+        };
+        if let Err(error) = done {
+            tracing::warn!(%error, "the spool cannot note an acknowledgement");
+        }
+    }
+
+    /// Takes what the rings hold; `true` when something may be left.
+    fn drain(&mut self) -> bool {
+        let Some(kernel) = &mut self.kernel else {
+            self.complete_until = self.recorder.clock().wall;
+            return false;
+        };
+        self.recorder.flush(None);
+        let mut left = false;
+        let mut newest_ns = 0;
+        for (number, ring) in (0u8..).zip(RingId::ALL) {
+            for pass in 0..=PASSES_MAX {
+                let mut end: Option<RingPosition> = None;
+                let (observer, recorder) = (&mut self.observer, &mut self.recorder);
+                let taken = kernel.drain(ring, PASS_RECORDS_MAX, &mut |position, record| {
+                    end = Some(position);
+                    if let Ok(record) = &record {
+                        newest_ns = newest_ns.max(record.common().ktime_boot_ns);
+                    }
+                    observer.record(recorder, ring, position, record);
+                });
+                let Some(end) = end else { break };
+                self.recorder.flush(Some(RingCursor { ring: number, position: end.0 }));
+                kernel.commit(ring, end);
+                if taken < PASS_RECORDS_MAX {
+                    break;
+                }
+                left |= pass == PASSES_MAX;
+            }
+        }
+        let clock = self.recorder.clock();
+        self.complete_until = if left { clock.wall_of(newest_ns) } else { clock.wall };
+        left
+    }
+
+    fn duties(&mut self) {
+        let now = self.recorder.clock().boot_ns;
+        self.observer.tell_due(&mut self.recorder, now);
+        if now >= self.timers.poll && self.kernel.is_none() {
+            self.timers.poll = now + POLL_INTERVAL_NS;
+            self.observer.poll(&mut self.recorder, &mut self.polled);
+        }
+        if now >= self.timers.second {
+            self.timers.second = now + 1_000_000_000;
+            self.each_second(now);
+        }
+        if now >= self.timers.sample {
+            self.timers.sample = now + self.config.sample_interval_ms * 1_000_000;
+            self.sample();
+        }
+        if now >= self.timers.heartbeat {
+            self.timers.heartbeat = now + self.config.heartbeat_interval_ms * 1_000_000;
+            self.beat(now);
+        }
+        if !self.recorder.spool().ledger.to_emit().is_empty() {
+            let instances = self.observer.sandboxes.all().to_vec();
+            self.recorder.emit_losses(&instances);
+        }
+    }
+
+    fn each_second(&mut self, now: u64) {
+        if let Some(kernel) = &mut self.kernel {
+            for flow in kernel.udp_flows(now, UDP_IDLE_NS) {
+                self.observer.udp(&mut self.recorder, &flow);
+            }
+            for loss in kernel.losses() {
+                self.observer.lost(&mut self.recorder, &loss);
+            }
+            kernel.commit_losses();
+        }
+        let evicted = std::mem::take(&mut self.observer.processes.evicted);
+        if evicted > 0 {
+            self.lose_evicted(evicted);
+        }
+    }
+
+    /// Parents of processes that were forgotten to stay within bounds.
+    fn lose_evicted(&mut self, count: u64) {
+        let wall = self.recorder.clock().wall;
+        self.recorder.lose(Loss {
+            event_id: uuid::Uuid::nil(),
+            key: LossKey {
+                reason: LossReason::MapEvicted,
+                class: None,
+                instance: None,
+                event_names: vec!["process.started".to_owned()],
+                source: "process_table".to_owned(),
+                stream: None,
+                cgroup: None,
+            },
+            count,
+            exact: false,
+            first_time: wall,
+            last_time: wall,
+            sequences: None,
+            emitted: false,
+        });
+    }
+
+    fn sample(&mut self) {
+        let at = self.recorder.clock().wall;
+        for (instance, source) in &mut self.resources {
+            if let Some(payload) = source.sample(&self.cgroup_root) {
+                let draft = Draft::observed("runtime.resource.sample", at, instance, payload);
+                crate::observe::warn_refused("runtime.resource.sample", self.recorder.record(draft));
+            }
+        }
+    }
+
+    fn beat(&mut self, now: u64) {
+        let own = self.observer.sandboxes.own().clone();
+        if self.rejected > 0 {
+            telemetry::rejected(&mut self.recorder, &own, std::mem::take(&mut self.rejected));
+        }
+        if let Some(kernel) = &mut self.kernel {
+            if let Some(sent) = self.canary_sent_ns.take() {
+                let seen = kernel.last_canary_seen().filter(|c| c.ktime_boot_ns >= sent);
+                let lag = seen.map(|c| c.ktime_boot_ns.saturating_sub(sent) / 1_000_000);
+                telemetry::probe(&mut self.recorder, &own, seen.is_some(), lag);
+            }
+            let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            self.canary_cpu = (self.canary_cpu + 1) % cpus;
+            match kernel.send_canary(self.canary_cpu) {
+                Ok(()) => self.canary_sent_ns = Some(now),
+                Err(error) => tracing::debug!(%error, "no canary could be sent"),
+            }
+        }
+        telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);
+    }
+
+    /// Sleeps until a message, a duty, a due batch, or ring data that has waited for company.
+    fn wait(&self, wake: &EventFd) {
+        let now = crate::clock::boot_ns();
+        let timers = &self.timers;
+        let mut next = timers.heartbeat.min(timers.sample).min(timers.second);
+        if self.kernel.is_none() {
+            next = next.min(timers.poll);
+        }
+        let dues = [self.recorder.spool().next_seal_at_ns(), self.observer.processes.next_due_ns()];
+        next = dues.into_iter().flatten().fold(next, u64::min);
+        let idle = Duration::from_nanos(next.saturating_sub(now));
+        let Some(kernel) = &self.kernel else {
+            sleep_on(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], idle);
+            return;
+        };
+        let mut both = [
+            PollFd::new(wake.as_fd(), PollFlags::POLLIN),
+            PollFd::new(kernel.poll_fd(), PollFlags::POLLIN),
+        ];
+        sleep_on(&mut both, idle);
+        let woken = both[0].any().unwrap_or(false);
+        if !woken && both[1].any().unwrap_or(false) {
+            sleep_on(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], COALESCE.min(idle));
+        }
+    }
+
+    /// A graceful end: the last records, the word that it is the end, everything sealed, programs unpinned.
+    fn stop(&mut self, network: &Network) {
+        self.read_clock();
+        while self.drain() {}
+        self.each_second(self.recorder.clock().boot_ns);
+        let instances = self.observer.sandboxes.all().to_vec();
+        self.recorder.emit_losses(&instances);
+        let own = self.observer.sandboxes.own().clone();
+        telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);
+        telemetry::stopped(&mut self.recorder, &own, "signal");
+        network.sealed(self.recorder.seal_all());
+        if let Some(kernel) = self.kernel.take() {
+            kernel.detach();
+        }
+    }
+}
+
+fn sleep_on(fds: &mut [PollFd<'_>], time: Duration) {
+    // Rounded up: waking a millisecond early would spin.
+    let ms = u16::try_from(time.as_millis().saturating_add(1)).unwrap_or(u16::MAX);
+    let _ = poll(fds, PollTimeout::from(ms));
+}
+
+fn attach_kernel(
+    config: &Config,
+    names: &Names,
+    cgroup_root: &Path,
+) -> (Option<KernelSource>, Option<AttachReport>, String) {
+    if !config.kernel.enabled {
+        return (None, None, "kernel.enabled is false".to_owned());
+    }
+    let default = || Path::new("/sys/fs/bpf/activity").join(names.collector_id.as_str().replace('.', "_"));
+    let pin_dir = config.kernel.pin.then(|| config.kernel.pin_dir.clone().unwrap_or_else(default));
+    let page_bytes = usize::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096))
+        .unwrap_or(4096);
+    let attach = |pin_dir: Option<PathBuf>| {
+        KernelSource::attach(&KernelConfig {
+            pin_dir,
+            ring_bytes: RingSizes::HOST.within(config.kernel.ring_bytes_max, page_bytes),
+            cgroup_root: cgroup_root.to_owned(),
+            ignore_self_flows: true,
+        })
+    };
+    let attached = match attach(pin_dir.clone()) {
+        Err(error) if pin_dir.is_some() => {
+            tracing::warn!(error = %crate::uplink::full(&error), "without pins: a restart will have a blind spot");
+            attach(None)
+        }
+        other => other,
+    };
+    match attached {
+        Ok((source, report)) => (Some(source), Some(report), String::new()),
+        Err(error) => {
+            let reason = crate::uplink::full(&error);
+            tracing::warn!(%reason, "no kernel programs; processes are polled from procfs");
+            (None, None, reason)
+        }
+    }
+}
+
+/// The talking thread.
+struct Network {
+    thread: Option<std::thread::JoinHandle<()>>,
+    to_uplink: Option<tokio::sync::mpsc::UnboundedSender<ToUplink>>,
+    socket_open: bool,
+    stop: tokio::sync::watch::Sender<bool>,
+    socket_path: PathBuf,
+}
+
+impl Network {
+    fn start(
+        config: &Config,
+        enrolment: Option<Identity>,
+        dir: IdentityDir,
+        daemon: &Daemon,
+        mailbox: Mailbox,
+    ) -> anyhow::Result<Self> {
+        let feeds = feeds(daemon);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let listener = {
+            let _guard = runtime.enter();
+            agent_socket::bind(&config.agent_socket)
+        };
+        let socket_open = match &listener {
+            Ok(_) => true,
+            Err(error) => {
+                tracing::warn!(%error, path = %config.agent_socket.display(), "no agent socket");
+                false
+            }
+        };
+        let uplink = match enrolment {
+            Some(mut identity) => {
+                if let Some(gateway) = &config.gateway {
+                    identity.gateway_url.clone_from(&gateway.url);
+                    identity.server_name.clone_from(&gateway.server_name);
+                }
+                let to_recorder = mailbox.clone();
+                let deliver = Arc::new(move |m| to_recorder.deliver(Message::Uplink(m)));
+                Some(Uplink::new(dir, identity, feeds, deliver)?)
+            }
+            None => {
+                tracing::info!("not enrolled: events stay in the spool");
+                None
+            }
+        };
+        let (stop, mut stopped) = tokio::sync::watch::channel(false);
+        let (to_uplink, from_recorder) = tokio::sync::mpsc::unbounded_channel();
+        let uids: Arc<[u32]> = config.agent_uids.clone().into();
+        let thread = std::thread::Builder::new().name("network".to_owned()).spawn(move || {
+            runtime.block_on(async move {
+                if let Ok(listener) = listener {
+                    tokio::spawn(agent_socket::serve(listener, uids, mailbox.clone()));
+                }
+                tokio::spawn(signals(mailbox));
+                match uplink {
+                    Some(uplink) => uplink.run(from_recorder, LINGER).await,
+                    None => {
+                        drop(from_recorder);
+                        let _ = stopped.wait_for(|s| *s).await;
+                    }
+                }
+            });
+        })?;
+        let socket_path = config.agent_socket.clone();
+        Ok(Network { thread: Some(thread), to_uplink: Some(to_uplink), socket_open, stop, socket_path })
+    }
+
+    fn sealed(&self, batches: Vec<Sealed>) {
+        let Some(to_uplink) = &self.to_uplink else { return };
+        for Sealed { epoch, class, number, bytes } in batches {
+            let _ = to_uplink.send(ToUplink::Sealed { epoch, class, number, bytes });
+        }
+    }
+
+    fn finish(mut self) {
+        self.to_uplink = None;
+        let _ = self.stop.send(true);
+        if self.socket_open {
+            let _ = std::fs::remove_file(&self.socket_path);
+        }
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn feeds(daemon: &Daemon) -> Vec<EpochFeed<OsDisk>> {
+    let epochs = daemon.recorder.spool().epochs();
+    epochs
+        .map(|epoch| {
+            let acked = Class::ALL
+                .iter()
+                .filter_map(|c| Some((*c, epoch.acks.streams.get(c.as_str())?.batch_number)))
+                .collect::<BTreeMap<_, _>>();
+            EpochFeed {
+                epoch: epoch.identity.epoch.clone(),
+                reader: epoch.reader(),
+                acked,
+                key: epoch.signer.public(),
+                registered: epoch.is_registered(),
+            }
+        })
+        .collect()
+}
+
+async fn signals(mailbox: Mailbox) {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+        return;
+    };
+    tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+    mailbox.deliver(Message::Stop);
+}

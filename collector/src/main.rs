@@ -1,0 +1,107 @@
+//! `activity-collector`: the daemon beside the sandbox.
+#![allow(clippy::print_stdout, reason = "a command-line tool")]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use activity_collector::config::Config;
+use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll};
+use activity_collector::{daemon, identity};
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(version, about = "Records what happens in a sandbox and sends it, signed, to the gateway")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Record until SIGTERM
+    Run {
+        #[arg(long, env = "ACTIVITY_COLLECTOR_CONFIG")]
+        config: PathBuf,
+        /// Print the configuration with its defaults and stop
+        #[arg(long)]
+        print_config: bool,
+    },
+    /// Trade a one-time token for a certificate
+    #[command(after_help = "Example:\n  activity-collector enroll --config collector.toml --gateway https://gateway:7443 --ca ca.pem --token-file token")]
+    Enroll {
+        #[arg(long, env = "ACTIVITY_COLLECTOR_CONFIG")]
+        config: PathBuf,
+        /// `https://HOST:PORT` or `unix:/PATH`
+        #[arg(long)]
+        gateway: String,
+        /// Name in the gateway's certificate, if it is not the URL's host
+        #[arg(long)]
+        server_name: Option<String>,
+        /// PEM of the CA that issued the gateway's certificate
+        #[arg(long)]
+        ca: PathBuf,
+        /// File with the token; `-` reads standard input. A token on the command line would show in `ps`.
+        #[arg(long)]
+        token_file: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("ACTIVITY_LOG").unwrap_or_else(|_| "info".into()),
+        )
+        .init();
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Run { config, print_config } => {
+            let config = Config::load(&config)?;
+            if print_config {
+                print!("{}", toml::to_string_pretty(&config)?);
+                return Ok(());
+            }
+            daemon::run(&config)
+        }
+        Command::Enroll { config, gateway, server_name, ca, token_file } => {
+            let config = Config::load(&config)?;
+            let token = if token_file.as_os_str() == "-" {
+                std::io::read_to_string(std::io::stdin())?
+            } else {
+                std::fs::read_to_string(&token_file)
+                    .with_context(|| format!("cannot read {}", token_file.display()))?
+            };
+            let host = config.host_id.clone().unwrap_or_else(identity::default_host_id);
+            let applicant = Applicant {
+                collector_id: daemon::collector_id(&config, &host).parse()?,
+                instance: config.instance_id.clone().unwrap_or_else(|| host.clone()).parse()?,
+                host: host.parse()?,
+                // The spool's own epoch and key are made known when it first connects.
+                signing_key: activity_schema::keys::Signer::from_seed(&rand::random()).public(),
+                epoch: activity_schema::Epoch::new(uuid::Uuid::now_v7().to_string())?,
+            };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let dir = IdentityDir::new(&config.state_dir);
+            let done = runtime.block_on(enroll(
+                &dir,
+                &gateway,
+                server_name.as_deref(),
+                &ca,
+                token.trim(),
+                &applicant,
+            ))?;
+            println!("{}", serde_json::to_string_pretty(&done)?);
+            Ok(())
+        }
+    }
+}

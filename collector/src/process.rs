@@ -1,0 +1,111 @@
+//! The process tree in bounded memory: names, parents and scopes of what runs now.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::sandbox::Instance;
+
+/// Processes remembered. A host that runs more loses parents of the oldest, counted.
+pub const PROCESSES_MAX: usize = 65_536;
+/// A fork that did not exec by then is told as `process.started`, nanoseconds.
+pub const FORK_PATIENCE_NS: u64 = 1_000_000_000;
+
+/// What is known of a running process.
+#[derive(Debug, Clone)]
+pub struct Process {
+    pub id: Arc<str>,
+    pub tgid: u32,
+    pub start_ns: u64,
+    pub parent: Option<Arc<str>>,
+    pub executable: Arc<str>,
+    pub instance: Arc<Instance>,
+    pub scope: u64,
+    pub uid: u32,
+    pub gid: u32,
+    pub ns_pid: u32,
+    pub session_leader: bool,
+    /// `process.started` or `process.exec` was told.
+    pub told: bool,
+    pub forked_at_ns: u64,
+}
+
+#[derive(Default)]
+pub struct ProcessTable {
+    by_tgid: HashMap<u32, Process>,
+    /// Forks not told yet, in order of time: (tgid, start).
+    waiting: VecDeque<(u32, u64)>,
+    /// Insertion order, for eviction.
+    order: VecDeque<(u32, u64)>,
+    pub evicted: u64,
+}
+
+impl ProcessTable {
+    pub fn len(&self) -> usize {
+        self.by_tgid.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_tgid.is_empty()
+    }
+
+    /// The process with this pid, whatever its start.
+    pub fn get(&self, tgid: u32) -> Option<&Process> {
+        self.by_tgid.get(&tgid)
+    }
+
+    /// The very process. A start of 0 is not known and matches any.
+    pub fn get_mut(&mut self, tgid: u32, start_ns: u64) -> Option<&mut Process> {
+        self.by_tgid.get_mut(&tgid).filter(|p| start_ns == 0 || same_start(p.start_ns, start_ns))
+    }
+
+    pub fn insert(&mut self, process: Process) {
+        let key = (process.tgid, process.start_ns);
+        if !process.told {
+            self.waiting.push_back(key);
+        }
+        self.order.push_back(key);
+        self.by_tgid.insert(process.tgid, process);
+        while self.by_tgid.len() > PROCESSES_MAX || self.order.len() > 2 * PROCESSES_MAX {
+            let Some((tgid, start_ns)) = self.order.pop_front() else { break };
+            let live = self.by_tgid.get(&tgid).is_some_and(|p| p.start_ns == start_ns);
+            if live && self.by_tgid.len() > PROCESSES_MAX {
+                self.by_tgid.remove(&tgid);
+                self.evicted += 1;
+            } else if live {
+                self.order.push_back((tgid, start_ns));
+            }
+        }
+    }
+
+    pub fn remove(&mut self, tgid: u32, start_ns: u64) -> Option<Process> {
+        self.get_mut(tgid, start_ns)?;
+        self.by_tgid.remove(&tgid)
+    }
+
+    /// Forks that have waited long enough and still run untold.
+    pub fn due(&mut self, now_ns: u64) -> Vec<Process> {
+        let mut due = Vec::new();
+        while let Some((tgid, start_ns)) = self.waiting.front().copied() {
+            match self.by_tgid.get_mut(&tgid).filter(|p| p.start_ns == start_ns && !p.told) {
+                Some(p) if now_ns < p.forked_at_ns.saturating_add(FORK_PATIENCE_NS) => break,
+                Some(p) => {
+                    p.told = true;
+                    due.push(p.clone());
+                }
+                None => {}
+            }
+            self.waiting.pop_front();
+        }
+        due
+    }
+
+    pub fn next_due_ns(&self) -> Option<u64> {
+        let (tgid, _) = self.waiting.front()?;
+        Some(self.by_tgid.get(tgid).map_or(0, |p| p.forked_at_ns.saturating_add(FORK_PATIENCE_NS)))
+    }
+}
+
+/// Procfs knows starts to a tick only.
+fn same_start(a: u64, b: u64) -> bool {
+    a / crate::identity::TICK_NS == b / crate::identity::TICK_NS
+}

@@ -1,0 +1,375 @@
+//! The only way into the spool: stamps events, checks them against the catalogue, numbers and appends them, and
+//! accounts for everything that could not be kept.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use activity_schema::admit::{Refusal, admit};
+use activity_schema::catalog;
+use activity_schema::coverage::LossReason;
+use activity_schema::event::{
+    Correlation, Entity, Event, Integrity, Layer, Number, Outcome, Payload, SchemaVersion, Sensitivity, Source,
+    Trust,
+};
+use activity_schema::{Class, Text, Timestamp};
+use rand::rngs::StdRng;
+use rand::{RngCore as _, SeedableRng as _};
+use uuid::Uuid;
+
+use crate::clock::ClockReading;
+use crate::sandbox::Instance;
+use crate::spool::{AppendError, Disk, Line, Loss, LossKey, RingCursor, Sealed, Shed, Spool};
+
+/// Lines held before they are appended; a drain pass is cut at this.
+const PENDING_LINES_MAX: usize = 256;
+/// Raw bytes held before they are appended.
+const PENDING_BYTES_MAX: usize = 512 * 1024;
+
+/// An event before it is stamped.
+#[derive(Debug, Clone)]
+pub struct Draft<'a> {
+    pub name: &'a str,
+    pub occurred_at: Timestamp,
+    pub instance: &'a Instance,
+    pub trust: Trust,
+    /// Overrides the instance's layer, for declared events.
+    pub layer: Option<Layer>,
+    pub ids: Ids<'a>,
+    pub actor: Option<Entity<'a>>,
+    pub target: Option<Entity<'a>>,
+    pub outcome: Option<Outcome<'a>>,
+    pub payload: Payload<'a>,
+}
+
+/// Correlation beyond tenant, host and instance.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ids<'a> {
+    pub agent_id: Option<&'a str>,
+    pub session_id: Option<&'a str>,
+    pub mission_id: Option<&'a str>,
+    pub task_id: Option<&'a str>,
+    pub tool_call_id: Option<&'a str>,
+    pub command_id: Option<&'a str>,
+    pub process_id: Option<&'a str>,
+    pub trace_id: Option<&'a str>,
+    pub span_id: Option<&'a str>,
+}
+
+impl<'a> Draft<'a> {
+    /// An observed event with nothing but its payload.
+    pub fn observed(name: &'a str, occurred_at: Timestamp, instance: &'a Instance, payload: Payload<'a>) -> Self {
+        Draft {
+            name,
+            occurred_at,
+            instance,
+            trust: Trust::Observed,
+            layer: None,
+            ids: Ids::default(),
+            actor: None,
+            target: None,
+            outcome: None,
+            payload,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Pending {
+    lines: Vec<Line>,
+    bytes: usize,
+    names: BTreeMap<String, u64>,
+}
+
+pub struct Recorder<D: Disk> {
+    spool: Spool<D>,
+    rng: StdRng,
+    clock: ClockReading,
+    clock_id: String,
+    streams: [String; 3],
+    pending: [Pending; 3],
+    sealed: Vec<Sealed>,
+    own: Arc<Instance>,
+    /// Events that the catalogue refused: a defect here, counted and told in heartbeats' drops.
+    pub refused: u64,
+    pub drops_total: u64,
+}
+
+impl<D: Disk> Recorder<D> {
+    pub fn new(spool: Spool<D>, own: Arc<Instance>, clock: ClockReading) -> Self {
+        let streams = [Class::Critical, Class::Standard, Class::Bulk].map(|c| spool.stream_text(c));
+        let clock_id = format!("boot:{}", spool.identity().boot_id);
+        Recorder {
+            spool,
+            rng: StdRng::from_os_rng(),
+            clock,
+            clock_id,
+            streams,
+            pending: Default::default(),
+            sealed: Vec::new(),
+            own,
+            refused: 0,
+            drops_total: 0,
+        }
+    }
+
+    pub fn spool(&self) -> &Spool<D> {
+        &self.spool
+    }
+
+    pub fn spool_mut(&mut self) -> &mut Spool<D> {
+        &mut self.spool
+    }
+
+    pub fn clock(&self) -> &ClockReading {
+        &self.clock
+    }
+
+    pub fn set_clock(&mut self, clock: ClockReading) {
+        self.clock = clock;
+    }
+
+    pub fn random(&mut self) -> u64 {
+        self.rng.next_u64()
+    }
+
+    /// Stamps and queues an event. Refused when the catalogue does not allow it.
+    pub fn record(&mut self, draft: Draft<'_>) -> Result<Uuid, Refusal> {
+        let event_id = self.event_id();
+        self.record_as(event_id, draft)
+    }
+
+    fn event_id(&mut self) -> Uuid {
+        let ms = u64::try_from(self.clock.wall.as_nanos() / 1_000_000).unwrap_or(0);
+        let mut random = [0; 10];
+        self.rng.fill_bytes(&mut random);
+        uuid::Builder::from_unix_timestamp_millis(ms, &random).into_uuid()
+    }
+
+    fn record_as(&mut self, event_id: Uuid, draft: Draft<'_>) -> Result<Uuid, Refusal> {
+        let Some(row) = catalog::row(draft.name) else {
+            self.refused += 1;
+            return Err(Refusal::UnknownName);
+        };
+        let slot = slot(row.class);
+        if self.pending[slot].lines.len() >= PENDING_LINES_MAX || self.pending[slot].bytes >= PENDING_BYTES_MAX {
+            self.flush_class(row.class, None);
+        }
+        let sequence = self.spool.next_sequence(row.class) + self.pending[slot].lines.len() as u64;
+        let identity = self.spool.identity();
+        let text = |t: Option<&'_ str>| t.map(|t| Text::from(t.to_owned()));
+        let event = Event {
+            schema_version: SchemaVersion::V1,
+            event_id,
+            event_name: draft.name.into(),
+            plane: row.plane,
+            occurred_at: draft.occurred_at,
+            observed_at: self.clock.wall,
+            source: Source {
+                collector: self.streams[slot].as_str().into(),
+                layer: draft.layer.unwrap_or(draft.instance.layer),
+                runtime: draft.instance.runtime,
+                trust: draft.trust,
+                clock_id: Some(self.clock_id.as_str().into()),
+                clock_error_ms: Number::new(self.clock.error_ms()),
+            },
+            correlation: Correlation {
+                tenant_id: identity.tenant.as_str().into(),
+                host_id: identity.host.as_str().into(),
+                instance_id: draft.instance.instance_id.as_str().into(),
+                agent_id: draft.ids.agent_id.unwrap_or(&draft.instance.agent_id).into(),
+                session_id: text(draft.ids.session_id),
+                mission_id: text(draft.ids.mission_id),
+                task_id: text(draft.ids.task_id),
+                tool_call_id: text(draft.ids.tool_call_id),
+                command_id: text(draft.ids.command_id),
+                process_id: text(draft.ids.process_id),
+                parent_event_id: None,
+                trace_id: text(draft.ids.trace_id),
+                span_id: text(draft.ids.span_id),
+            },
+            actor: draft.actor,
+            target: draft.target,
+            outcome: draft.outcome,
+            sensitivity: Sensitivity::Metadata,
+            retention_class: row.retention,
+            payload: draft.payload,
+            integrity: Integrity {
+                collector_sequence: sequence,
+                source_hash: None,
+                source_previous_hash: None,
+                timeline_hash: None,
+                timeline_previous_hash: None,
+                signature: None,
+                key_id: None,
+            },
+        };
+        if let Err(refusal) = admit(&event) {
+            self.refused += 1;
+            return Err(refusal);
+        }
+        let line = Line { bytes: event.to_line(), occurred_at: draft.occurred_at };
+        let pending = &mut self.pending[slot];
+        pending.bytes += line.bytes.len();
+        pending.lines.push(line);
+        *pending.names.entry(draft.name.to_owned()).or_default() += 1;
+        Ok(event_id)
+    }
+
+    /// Appends everything queued. `cursor` goes with every class's last frame: the stream of each class then says
+    /// itself how far of the ring it holds.
+    pub fn flush(&mut self, cursor: Option<RingCursor>) {
+        for class in Class::ALL {
+            self.flush_class(*class, cursor);
+        }
+    }
+
+    fn flush_class(&mut self, class: Class, cursor: Option<RingCursor>) {
+        let pending = std::mem::take(&mut self.pending[slot(class)]);
+        if pending.lines.is_empty() {
+            return;
+        }
+        let (lines, now_ns) = (pending.lines.len() as u64, self.clock.boot_ns);
+        if self.spool.seal_due(class, now_ns, lines, pending.bytes as u64) {
+            self.seal(class);
+        }
+        let cursors: &[RingCursor] = cursor.as_slice();
+        if let Err(error) = self.spool.append(class, &pending.lines, cursors, now_ns) {
+            self.lost_at_append(class, &error, &pending);
+        }
+        self.account_sheds();
+    }
+
+    fn lost_at_append(&mut self, class: Class, error: &AppendError, pending: &Pending) {
+        let reason = match error {
+            AppendError::Quota => LossReason::SpoolQuota,
+            AppendError::Io(source) => {
+                tracing::error!(error = %source, "the spool cannot be written");
+                LossReason::DiskFull
+            }
+        };
+        let times = pending.lines.iter().map(|l| l.occurred_at);
+        let (first, last) = (times.clone().min(), times.max());
+        self.lose(Loss {
+            event_id: Uuid::nil(),
+            key: LossKey {
+                reason,
+                class: Some(class),
+                instance: None,
+                event_names: pending.names.keys().take(64).cloned().collect(),
+                source: "spool".to_owned(),
+                stream: None,
+                cgroup: None,
+            },
+            count: pending.lines.len() as u64,
+            exact: true,
+            first_time: first.unwrap_or(self.clock.wall),
+            last_time: last.unwrap_or(self.clock.wall),
+            sequences: None,
+            emitted: false,
+        });
+    }
+
+    fn account_sheds(&mut self) {
+        for Shed { class, stream, batches } in self.spool.take_sheds() {
+            let Some((first, last)) = batches.first().zip(batches.last()) else { continue };
+            self.lose(Loss {
+                event_id: Uuid::nil(),
+                key: LossKey {
+                    reason: LossReason::SpoolQuota,
+                    class: Some(class),
+                    instance: None,
+                    event_names: Vec::new(),
+                    source: "spool".to_owned(),
+                    stream: Some(stream),
+                    cgroup: None,
+                },
+                count: batches.iter().map(crate::spool::BatchRef::count).sum(),
+                exact: true,
+                first_time: batches.iter().map(|b| b.occurred_min).min().unwrap_or(first.occurred_min),
+                last_time: batches.iter().map(|b| b.occurred_max).max().unwrap_or(last.occurred_max),
+                sequences: Some((first.first_sequence, last.last_sequence)),
+                emitted: false,
+            });
+        }
+    }
+
+    /// Accounts for a loss; it becomes a `telemetry.loss` event at the next [`Recorder::emit_losses`].
+    pub fn lose(&mut self, loss: Loss) {
+        self.drops_total = self.drops_total.saturating_add(loss.count);
+        let event_id = self.event_id();
+        self.spool.ledger.add(Loss { event_id, ..loss });
+    }
+
+    /// Writes what the ledger holds as events. They leave it only when they are fsynced.
+    pub fn emit_losses(&mut self, instances: &[Arc<Instance>]) {
+        for loss in self.spool.ledger.to_emit() {
+            let named = loss.key.instance.as_ref();
+            let instance = named
+                .and_then(|id| instances.iter().find(|i| i.instance_id == *id))
+                .unwrap_or(&self.own)
+                .clone();
+            let draft = Draft::observed("telemetry.loss", self.clock.wall, &instance, loss_payload(&loss));
+            let before = self.spool.next_sequence(Class::Critical);
+            if self.record_as(loss.event_id, draft).is_ok() {
+                self.flush_class(Class::Critical, None);
+                if self.spool.next_sequence(Class::Critical) > before {
+                    self.spool.ledger.emitted(loss.event_id);
+                }
+            }
+        }
+    }
+
+    /// Seals what is due; batches sealed since the last call.
+    pub fn seal_due(&mut self) -> Vec<Sealed> {
+        for class in Class::ALL {
+            if self.spool.seal_due(*class, self.clock.boot_ns, 0, 0) {
+                self.seal(*class);
+            }
+        }
+        std::mem::take(&mut self.sealed)
+    }
+
+    /// Seals everything, due or not.
+    pub fn seal_all(&mut self) -> Vec<Sealed> {
+        self.flush(None);
+        for class in Class::ALL {
+            self.seal(*class);
+        }
+        std::mem::take(&mut self.sealed)
+    }
+
+    fn seal(&mut self, class: Class) {
+        match self.spool.seal(class, self.clock.state, self.clock.wall) {
+            Ok(sealed) => self.sealed.extend(sealed),
+            // The lines stay open; the next seal takes them along.
+            Err(error) => tracing::error!(%error, %class, "a batch cannot be sealed"),
+        }
+    }
+}
+
+fn slot(class: Class) -> usize {
+    match class {
+        Class::Critical => 0,
+        Class::Standard => 1,
+        Class::Bulk => 2,
+    }
+}
+
+fn loss_payload(loss: &Loss) -> Payload<'static> {
+    let mut p = Payload::new();
+    p.set_some("stream", loss.key.stream.clone());
+    p.set_some("class", loss.key.class.map(Class::as_str));
+    if !loss.key.event_names.is_empty() {
+        p.set("event_names", loss.key.event_names.clone());
+    }
+    p.set("loss_source", loss.key.source.clone());
+    p.set_some("cgroup", loss.key.cgroup.clone());
+    p.set("dropped_count", loss.count);
+    p.set_some("first_missing_sequence", loss.sequences.map(|(first, _)| first));
+    p.set_some("last_missing_sequence", loss.sequences.map(|(_, last)| last));
+    p.set("first_time", loss.first_time.to_string());
+    p.set("last_time", loss.last_time.to_string());
+    p.set("reason", loss.key.reason.as_str());
+    p.set("precision", if loss.exact { "exact" } else { "lower_bound" });
+    p
+}

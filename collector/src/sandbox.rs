@@ -1,0 +1,135 @@
+//! Which sandbox a cgroup belongs to, decided at event time and remembered.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use activity_schema::event::{Layer, Runtime};
+
+/// Resolved cgroup ids kept; beyond that the cache is emptied and filled anew.
+const CACHE_MAX: usize = 16_384;
+/// Deepest cgroup below a sandbox's own that is searched.
+const DEPTH_MAX: usize = 8;
+
+/// What every event of a sandbox carries.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Instance {
+    pub instance_id: String,
+    pub agent_id: String,
+    pub runtime: Runtime,
+    pub layer: Layer,
+    /// Path below the cgroup v2 root, `/` for the whole host.
+    pub cgroup: String,
+}
+
+/// The sandboxes of this collector. The first is the host or guest itself.
+pub struct Sandboxes {
+    root: PathBuf,
+    instances: Vec<Arc<Instance>>,
+    by_cgroup: HashMap<u64, Arc<Instance>>,
+    unknown: Arc<Instance>,
+}
+
+impl Sandboxes {
+    /// `root` is the mount point of cgroup v2. `own` is what the collector itself stands for.
+    pub fn new(root: PathBuf, own: Instance, others: Vec<Instance>) -> Self {
+        let unknown = Arc::new(Instance {
+            instance_id: "unknown".to_owned(),
+            agent_id: "unknown".to_owned(),
+            runtime: Runtime::Unknown,
+            layer: own.layer,
+            cgroup: String::new(),
+        });
+        let instances = std::iter::once(own).chain(others).map(Arc::new).collect();
+        Sandboxes { root, instances, by_cgroup: HashMap::new(), unknown }
+    }
+
+    pub fn own(&self) -> &Arc<Instance> {
+        &self.instances[0]
+    }
+
+    pub fn all(&self) -> &[Arc<Instance>] {
+        &self.instances
+    }
+
+    /// Where a sandbox's cgroup v2 files are.
+    pub fn path_of(&self, instance: &Instance) -> PathBuf {
+        self.root.join(instance.cgroup.trim_start_matches('/'))
+    }
+
+    /// The sandbox of a kernel cgroup id. `pid` is asked in procfs when the id is new. A cgroup that cannot be
+    /// resolved belongs to nobody known, unless there is only one sandbox: then there is nothing to confuse.
+    pub fn resolve(&mut self, cgroup_id: u64, pid: u32) -> Arc<Instance> {
+        if self.instances.len() == 1 {
+            return self.instances[0].clone();
+        }
+        if let Some(found) = self.by_cgroup.get(&cgroup_id) {
+            return found.clone();
+        }
+        let path = cgroup_path(pid)
+            .filter(|path| inode(&self.root.join(path.trim_start_matches('/'))) == Some(cgroup_id))
+            .or_else(|| self.search(cgroup_id));
+        let Some(path) = path else { return self.unknown.clone() };
+        let found = self.owner(&path);
+        if self.by_cgroup.len() >= CACHE_MAX {
+            self.by_cgroup.clear();
+        }
+        self.by_cgroup.insert(cgroup_id, found.clone());
+        found
+    }
+
+    /// The sandbox whose cgroup is the nearest at or above `path`.
+    pub fn owner(&self, path: &str) -> Arc<Instance> {
+        let below = |instance: &&Arc<Instance>| {
+            let own = instance.cgroup.trim_end_matches('/');
+            path == own || path.strip_prefix(own).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let nearest = self.instances.iter().filter(below).max_by_key(|i| i.cgroup.len());
+        nearest.unwrap_or(&self.instances[0]).clone()
+    }
+
+    /// Looks for a cgroup id below the sandboxes and at the top of the hierarchy.
+    fn search(&self, cgroup_id: u64) -> Option<String> {
+        self.instances.iter().rev().find_map(|instance| {
+            let start = self.path_of(instance);
+            let depth = if instance.cgroup == "/" { 3 } else { DEPTH_MAX };
+            find_inode(&start, cgroup_id, depth)
+                .and_then(|p| Some(format!("/{}", p.strip_prefix(&self.root).ok()?.to_str()?)))
+        })
+    }
+}
+
+/// Path of a process in cgroup v2, from `/proc/<pid>/cgroup` (cgroups(7)).
+pub fn cgroup_path(pid: u32) -> Option<String> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
+}
+
+fn inode(path: &Path) -> Option<u64> {
+    fs::metadata(path).ok().map(|m| m.ino())
+}
+
+fn find_inode(dir: &Path, wanted: u64, depth: usize) -> Option<PathBuf> {
+    if inode(dir) == Some(wanted) {
+        return Some(dir.to_owned());
+    }
+    if depth == 0 {
+        return None;
+    }
+    let entries = fs::read_dir(dir).ok()?.flatten();
+    entries
+        .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        .find_map(|e| find_inode(&e.path(), wanted, depth - 1))
+}
+
+/// Mount point of cgroup v2, unified or hybrid.
+pub fn cgroup2_root() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        let (_, path, kind) = (fields.next()?, fields.next()?, fields.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(path))
+    })
+}

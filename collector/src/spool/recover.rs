@@ -1,0 +1,195 @@
+//! Reading a stream's segments back after a stop, a kill or a power cut.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+
+use activity_schema::batch::{BatchHeader, SignedBatch};
+use activity_schema::merkle::Hash;
+use activity_schema::{Event, StreamId, Timestamp};
+use bytes::Bytes;
+
+use super::disk::{Disk, DiskFile};
+use super::frame::{self, Frame, FrameError, SEGMENT_MAGIC};
+use super::stream::{BatchIndex, OpenBatch, SEGMENT_BYTES, Segment, StreamLog, lock};
+
+/// What recovery found wrong in one stream.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Damage {
+    /// Bytes cut from the end of the newest segment.
+    pub torn_bytes: u64,
+    /// Batches whose lines could not be read; they go out as headers alone.
+    pub corrupt_batches: Vec<(u64, u64)>,
+    /// The stream cannot be continued: frames are missing inside it.
+    pub broken: bool,
+}
+
+/// Opens a stream's folder, creating it when absent.
+pub(super) fn open_stream<D: Disk>(
+    disk: &D,
+    dir: PathBuf,
+    stream: StreamId,
+    batches: BatchIndex,
+) -> io::Result<(StreamLog<D>, Damage)> {
+    disk.create_dir(&dir)?;
+    let mut names = disk.list(&dir)?;
+    names.retain(|n| n.ends_with(".seg"));
+    let mut log = StreamLog {
+        disk: disk.clone(),
+        dir: dir.clone(),
+        stream,
+        segments: std::collections::VecDeque::new(),
+        file: None,
+        batches,
+        open: OpenBatch::default(),
+        next_sequence: 1,
+        next_batch: 1,
+        previous_hash: Hash::default(),
+        cursors: BTreeMap::new(),
+    };
+    let mut damage = Damage::default();
+    for (i, name) in names.iter().enumerate() {
+        let path = dir.join(name);
+        let bytes = disk.read(&path)?;
+        if i == 0 {
+            log.next_sequence = name.trim_end_matches(".seg").parse().unwrap_or(1);
+        }
+        let last = i + 1 == names.len();
+        read_segment(&mut log, &mut damage, path, &bytes, last)?;
+        if damage.broken {
+            break;
+        }
+    }
+    Ok((log, damage))
+}
+
+fn read_segment<D: Disk>(
+    log: &mut StreamLog<D>,
+    damage: &mut Damage,
+    path: PathBuf,
+    bytes: &[u8],
+    last: bool,
+) -> io::Result<()> {
+    if !bytes.starts_with(SEGMENT_MAGIC) {
+        // Created, its magic not yet on disk: nothing was ever in it.
+        damage.torn_bytes += bytes.len() as u64;
+        damage.broken |= !last;
+        return log.disk.remove(&path);
+    }
+    log.segments.push_back(Segment { path: path.clone(), bytes: bytes.len() as u64, shed: false });
+    let mut at = SEGMENT_MAGIC.len();
+    let mut start = at;
+    let mut corrupt = false;
+    let (mut any_shed, mut any_whole) = (false, false);
+    while at < bytes.len() {
+        match frame::decode(&bytes[at..]) {
+            Ok((Frame::Lines { cursors, lines }, len)) => {
+                if log.open.count() == 0 {
+                    start = at;
+                    log.open.start_offset = at as u64;
+                }
+                for line in &lines {
+                    log.open.add(line, occurred_at(line));
+                }
+                log.next_sequence += lines.len() as u64;
+                for cursor in cursors {
+                    let seen = log.cursors.entry(cursor.ring).or_default();
+                    *seen = cursor.position.max(*seen);
+                }
+                any_whole = true;
+                at += len;
+            }
+            Ok((Frame::Seal { header, signature } | Frame::Shed { header, signature }, len)) => {
+                let shed = matches!(frame::decode(&bytes[at..]), Ok((Frame::Shed { .. }, _)));
+                any_shed |= shed;
+                let from = if shed { at } else { start };
+                if !take_seal(log, damage, header, signature, (from, at + len), shed, corrupt) {
+                    damage.broken = true;
+                    return Ok(());
+                }
+                at += len;
+                start = at;
+                corrupt = false;
+            }
+            Err(FrameError::Checksum { len } | FrameError::Malformed { len })
+                if frame::decode(&bytes[(at + len).min(bytes.len())..]).is_ok() =>
+            {
+                corrupt = true;
+                at += len;
+            }
+            Err(_) => break,
+        }
+    }
+    if let Some(segment) = log.segments.back_mut() {
+        segment.shed = any_shed && !any_whole;
+    }
+    if at < bytes.len() || corrupt {
+        damage.torn_bytes += (bytes.len() - at) as u64;
+        damage.broken |= !last || corrupt;
+    }
+    if last && !damage.broken {
+        resume_segment(log, path, at as u64)?;
+    }
+    Ok(())
+}
+
+/// Opens the newest segment for appending, cut behind its last whole frame.
+fn resume_segment<D: Disk>(log: &mut StreamLog<D>, path: PathBuf, len: u64) -> io::Result<()> {
+    let Some(segment) = log.segments.back_mut() else { return Ok(()) };
+    let mut file = log.disk.open_append(&path)?;
+    if segment.bytes != len {
+        file.truncate(len)?;
+        file.sync()?;
+        segment.bytes = len;
+    }
+    if log.open.count() > 0 || (len < SEGMENT_BYTES && !segment.shed) {
+        log.file = Some(file);
+    }
+    Ok(())
+}
+
+/// Accepts a seal that continues the stream; `false` when it does not.
+fn take_seal<D: Disk>(
+    log: &mut StreamLog<D>,
+    damage: &mut Damage,
+    header: &[u8],
+    signature: [u8; 64],
+    range: (usize, usize),
+    shed: bool,
+    corrupt: bool,
+) -> bool {
+    let Ok(parsed) = BatchHeader::parse(header) else { return false };
+    let first_seen = lock(&log.batches).is_empty() && log.next_batch == 1;
+    if !first_seen && (parsed.batch_number != log.next_batch || parsed.previous_batch_hash != log.previous_hash) {
+        return false;
+    }
+    let whole = !corrupt && log.open.count() == parsed.count && log.open.frontier.root() == parsed.merkle_root;
+    if !shed && !whole {
+        damage.corrupt_batches.push((parsed.first_sequence, parsed.last_sequence));
+    }
+    let batch =
+        SignedBatch { header: parsed, header_bytes: Bytes::copy_from_slice(header), signature, body: None };
+    let reference = log.sealed(&batch, (range.0 as u64, range.1 as u64), shed || !whole);
+    lock(&log.batches).push_back(reference);
+    true
+}
+
+/// Calls `f` with every seal or shed of a segment.
+pub(super) fn for_each_seal(bytes: &[u8], mut f: impl FnMut(&[u8], &[u8; 64])) {
+    let mut at = SEGMENT_MAGIC.len();
+    while at < bytes.len() {
+        match frame::decode(&bytes[at..]) {
+            Ok((Frame::Seal { header, signature } | Frame::Shed { header, signature }, len)) => {
+                f(header, &signature);
+                at += len;
+            }
+            Ok((Frame::Lines { .. }, len))
+            | Err(FrameError::Checksum { len } | FrameError::Malformed { len }) => at += len,
+            Err(FrameError::Torn) => return,
+        }
+    }
+}
+
+fn occurred_at(line: &[u8]) -> Timestamp {
+    Event::parse(line).map(|e| e.occurred_at).unwrap_or_default()
+}

@@ -1,0 +1,306 @@
+//! One stream of the spool: segments of one class, sealed batches, and the batch that is open.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use activity_schema::batch::{BATCH_RAW_BYTES_MAX, BATCH_VERSION, BatchHeader, ClockState, SignedBatch};
+use activity_schema::keys::Signer;
+use activity_schema::merkle::{self, Frontier, Hash};
+use activity_schema::{StreamId, Timestamp};
+
+use super::disk::{Disk, DiskFile};
+use super::frame::{self, RingCursor, SEGMENT_MAGIC};
+
+/// A segment is closed at the first seal past this size; the grain of release and shedding.
+pub const SEGMENT_BYTES: u64 = 1024 * 1024;
+
+/// A line ready to be appended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub bytes: Vec<u8>,
+    pub occurred_at: Timestamp,
+}
+
+/// A sealed batch and where it lies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchRef {
+    pub number: u64,
+    pub first_sequence: u64,
+    pub last_sequence: u64,
+    pub hash: Hash,
+    pub occurred_min: Timestamp,
+    pub occurred_max: Timestamp,
+    pub segment: PathBuf,
+    /// Byte range of the batch's frames within the segment, seal included.
+    pub range: (u64, u64),
+    pub raw_bytes: u64,
+    pub shed: bool,
+}
+
+impl BatchRef {
+    pub fn count(&self) -> u64 {
+        self.last_sequence - self.first_sequence + 1
+    }
+}
+
+#[derive(Debug)]
+pub struct Segment {
+    pub path: PathBuf,
+    pub bytes: u64,
+    pub shed: bool,
+}
+
+/// The lines since the last seal.
+#[derive(Debug, Default)]
+pub struct OpenBatch {
+    pub frontier: Frontier,
+    pub raw_bytes: u64,
+    pub occurred_min: Timestamp,
+    pub occurred_max: Timestamp,
+    pub start_offset: u64,
+    pub opened_at_ns: u64,
+}
+
+impl OpenBatch {
+    pub fn count(&self) -> u64 {
+        self.frontier.size()
+    }
+
+    pub fn add(&mut self, line: &[u8], occurred_at: Timestamp) {
+        if self.count() == 0 {
+            (self.occurred_min, self.occurred_max) = (occurred_at, occurred_at);
+        }
+        self.raw_bytes += line.len() as u64 + u64::from(self.count() > 0);
+        self.occurred_min = self.occurred_min.min(occurred_at);
+        self.occurred_max = self.occurred_max.max(occurred_at);
+        self.frontier.push(merkle::leaf_hash(line));
+    }
+}
+
+/// Sealed batches not yet released, shared with the reader.
+pub(super) type BatchIndex = Arc<Mutex<VecDeque<BatchRef>>>;
+
+pub(super) fn lock(index: &BatchIndex) -> MutexGuard<'_, VecDeque<BatchRef>> {
+    index.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub struct StreamLog<D: Disk> {
+    pub disk: D,
+    pub dir: PathBuf,
+    pub stream: StreamId,
+    pub segments: VecDeque<Segment>,
+    pub file: Option<D::File>,
+    pub batches: BatchIndex,
+    pub open: OpenBatch,
+    pub next_sequence: u64,
+    pub next_batch: u64,
+    pub previous_hash: Hash,
+    pub cursors: BTreeMap<u8, u64>,
+}
+
+/// What a header says beyond the lines.
+#[derive(Debug, Clone)]
+pub struct SealContext<'a> {
+    pub header: &'a HeaderFacts,
+    pub clock: ClockState,
+    pub policy_digest: Hash,
+    pub now: Timestamp,
+    pub ring_names: &'a [&'static str],
+}
+
+/// Constants of an epoch.
+#[derive(Debug, Clone)]
+pub struct HeaderFacts {
+    pub tenant: activity_schema::ids::TenantId,
+    pub host: activity_schema::ids::HostId,
+    pub boot_id: String,
+}
+
+impl<D: Disk> StreamLog<D> {
+    pub fn bytes(&self) -> u64 {
+        self.segments.iter().map(|s| s.bytes).sum()
+    }
+
+    /// Time of the newest event that is still in the stream.
+    pub fn newest(&self) -> Option<Timestamp> {
+        let sealed = lock(&self.batches).back().map(|b| b.occurred_max);
+        sealed.max((self.open.count() > 0).then_some(self.open.occurred_max))
+    }
+
+    /// Appends one frame of lines. On error nothing was appended and no sequence was used.
+    pub fn append(&mut self, lines: &[Line], cursors: &[RingCursor], now_ns: u64) -> io::Result<()> {
+        debug_assert!(lines.iter().map(|l| l.bytes.len()).sum::<usize>() < BATCH_RAW_BYTES_MAX as usize);
+        self.ensure_segment()?;
+        let bytes: Vec<Vec<u8>> = lines.iter().map(|l| l.bytes.clone()).collect();
+        let mut frame = Vec::with_capacity(lines.iter().map(|l| l.bytes.len() + 4).sum::<usize>() + 64);
+        frame::encode_lines(cursors, &bytes, &mut frame);
+        if self.open.count() == 0 {
+            self.open.start_offset = self.active_bytes();
+            self.open.opened_at_ns = now_ns;
+        }
+        self.append_frame(&frame)?;
+        for line in lines {
+            self.open.add(&line.bytes, line.occurred_at);
+        }
+        for cursor in cursors {
+            self.cursors.insert(cursor.ring, cursor.position);
+        }
+        self.next_sequence += lines.len() as u64;
+        Ok(())
+    }
+
+    /// Seals the open lines: header, signature, fsync. `None` when there are none.
+    pub fn seal(&mut self, context: &SealContext<'_>, signer: &Signer) -> io::Result<Option<BatchRef>> {
+        let count = self.open.count();
+        if count == 0 {
+            return Ok(None);
+        }
+        let ring_name = |ring: &u8| context.ring_names.get(usize::from(*ring)).map(|n| (*n).to_owned());
+        let header = BatchHeader {
+            batch_number: self.next_batch,
+            boot_id: context.header.boot_id.clone(),
+            class: self.stream.class,
+            clock: context.clock,
+            collector_id: self.stream.collector.clone(),
+            count,
+            epoch: self.stream.epoch.clone(),
+            first_sequence: self.next_sequence - count,
+            host: context.header.host.clone(),
+            key_id: signer.id().clone(),
+            last_sequence: self.next_sequence - 1,
+            merkle_root: self.open.frontier.root(),
+            occurred_max: self.open.occurred_max,
+            occurred_min: self.open.occurred_min,
+            policy_digest: context.policy_digest,
+            previous_batch_hash: self.previous_hash,
+            raw_bytes: self.open.raw_bytes,
+            ring_cursors: self.cursors.iter().filter_map(|(r, p)| Some((ring_name(r)?, *p))).collect(),
+            sealed_at: context.now,
+            tenant: context.header.tenant.clone(),
+            version: BATCH_VERSION,
+        };
+        let batch = SignedBatch::sign(header, None, signer);
+        let mut frame = Vec::with_capacity(1100);
+        frame::encode_seal(&batch.header_bytes, &batch.signature, false, &mut frame);
+        let start = self.open.start_offset;
+        self.append_frame(&frame)?;
+        if let Some(file) = &mut self.file {
+            file.sync()?;
+        }
+        let reference = self.sealed(&batch, (start, self.active_bytes()), false);
+        lock(&self.batches).push_back(reference.clone());
+        if self.active_bytes() >= SEGMENT_BYTES {
+            self.file = None;
+        }
+        Ok(Some(reference))
+    }
+
+    /// Moves the heads past a sealed batch; used at seal and at recovery.
+    pub fn sealed(&mut self, batch: &SignedBatch, range: (u64, u64), shed: bool) -> BatchRef {
+        let h = &batch.header;
+        self.previous_hash = batch.hash();
+        self.next_batch = h.batch_number + 1;
+        self.next_sequence = h.last_sequence + 1;
+        self.open = OpenBatch::default();
+        BatchRef {
+            number: h.batch_number,
+            first_sequence: h.first_sequence,
+            last_sequence: h.last_sequence,
+            hash: self.previous_hash,
+            occurred_min: h.occurred_min,
+            occurred_max: h.occurred_max,
+            segment: self.segments.back().map(|s| s.path.clone()).unwrap_or_default(),
+            range,
+            raw_bytes: h.raw_bytes,
+            shed,
+        }
+    }
+
+    /// Forgets batches up to `number`; removes segments that hold nothing else. The newest segment stays: it
+    /// carries the heads across a restart.
+    pub fn release(&mut self, number: u64) -> io::Result<()> {
+        let needed = {
+            let mut batches = lock(&self.batches);
+            while batches.front().is_some_and(|b| b.number <= number) {
+                batches.pop_front();
+            }
+            batches.front().map(|b| b.segment.clone())
+        };
+        while self.segments.len() > 1 && self.segments.front().map(|s| &s.path) != needed.as_ref() {
+            if let Some(segment) = self.segments.pop_front() {
+                self.disk.remove(&segment.path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the lines of the oldest segment that still has any and holds no open batch; its headers stay.
+    /// Returns the batches that lost their lines.
+    pub fn shed_oldest(&mut self) -> io::Result<Option<Vec<BatchRef>>> {
+        let newest = self.segments.len().saturating_sub(1);
+        let Some(at) = self.segments.iter().position(|s| !s.shed) else { return Ok(None) };
+        if at == newest {
+            if self.open.count() > 0 || lock(&self.batches).back().is_none() {
+                return Ok(None);
+            }
+            self.file = None;
+        }
+        let path = self.segments[at].path.clone();
+        let bytes = self.disk.read(&path)?;
+        let mut stub = SEGMENT_MAGIC.to_vec();
+        let mut ranges = BTreeMap::new();
+        super::recover::for_each_seal(&bytes, |header, signature| {
+            let start = stub.len() as u64;
+            frame::encode_seal(header, signature, true, &mut stub);
+            if let Ok(header) = BatchHeader::parse(header) {
+                ranges.insert(header.batch_number, (start, stub.len() as u64));
+            }
+        });
+        self.disk.replace(&path, &stub)?;
+        self.segments[at].bytes = stub.len() as u64;
+        self.segments[at].shed = true;
+        let mut shed = Vec::new();
+        for batch in lock(&self.batches).iter_mut().filter(|b| b.segment == path && !b.shed) {
+            if let Some(range) = ranges.get(&batch.number) {
+                batch.shed = true;
+                batch.range = *range;
+                shed.push(batch.clone());
+            }
+        }
+        Ok(Some(shed))
+    }
+
+    fn active_bytes(&self) -> u64 {
+        self.segments.back().map_or(0, |s| s.bytes)
+    }
+
+    fn ensure_segment(&mut self) -> io::Result<()> {
+        if self.file.is_some() {
+            return Ok(());
+        }
+        let path = self.dir.join(format!("{:020}.seg", self.next_sequence));
+        let mut file = self.disk.open_append(&path)?;
+        let fresh = file.append(SEGMENT_MAGIC).and_then(|()| self.disk.sync_dir(&self.dir));
+        if let Err(e) = fresh {
+            let _ = self.disk.remove(&path);
+            return Err(e);
+        }
+        self.segments.push_back(Segment { path, bytes: SEGMENT_MAGIC.len() as u64, shed: false });
+        self.file = Some(file);
+        Ok(())
+    }
+
+    fn append_frame(&mut self, frame: &[u8]) -> io::Result<()> {
+        let (Some(file), Some(segment)) = (self.file.as_mut(), self.segments.back_mut()) else {
+            return Err(io::Error::other("no active segment"));
+        };
+        if let Err(e) = file.append(frame) {
+            file.truncate(segment.bytes)?;
+            return Err(e);
+        }
+        segment.bytes += frame.len() as u64;
+        Ok(())
+    }
+}

@@ -1,0 +1,453 @@
+//! The spool against a model, on a disk that tears writes, forgets unsynced bytes and fills up.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use activity_schema::batch::{self, Leaf, lines_root};
+use activity_schema::ids::{CollectorId, HostId, TenantId};
+use activity_schema::merkle::Hash;
+use proptest::prelude::*;
+
+use super::disk::DiskFile;
+use super::*;
+
+#[derive(Debug, Clone, Default)]
+struct FileState {
+    bytes: Vec<u8>,
+    /// What survives a power cut.
+    synced: Vec<u8>,
+}
+
+#[derive(Debug, Default)]
+struct DiskState {
+    files: BTreeMap<PathBuf, FileState>,
+    /// Fails the operation that finds this at zero; `None` never fails.
+    fail_after: Option<u32>,
+    full: bool,
+    dead: bool,
+}
+
+/// A disk in memory. Renames and new names are durable at once; appended bytes only when synced.
+#[derive(Debug, Clone, Default)]
+struct FaultyDisk(Arc<Mutex<DiskState>>);
+
+impl FaultyDisk {
+    fn with<T>(&self, f: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
+        let mut state = self.0.lock().unwrap();
+        if state.dead {
+            return Err(io::Error::other("killed"));
+        }
+        if let Some(n) = &mut state.fail_after {
+            if *n == 0 {
+                state.dead = true;
+                return Err(io::Error::other("killed"));
+            }
+            *n -= 1;
+        }
+        f(&mut state)
+    }
+
+    /// The process is gone; with `power_cut`, each file keeps its synced bytes and part of the rest.
+    fn restart(&self, power_cut: Option<u8>) {
+        let mut state = self.0.lock().unwrap();
+        (state.dead, state.fail_after, state.full) = (false, None, false);
+        for file in state.files.values_mut() {
+            if let Some(part) = power_cut
+                && file.bytes.len() >= file.synced.len()
+                && file.bytes.starts_with(&file.synced)
+            {
+                let unsynced = file.bytes.len() - file.synced.len();
+                let keep = file.synced.len() + unsynced * usize::from(part) / 256;
+                file.bytes.truncate(keep);
+            }
+            file.synced = file.bytes.clone();
+        }
+    }
+}
+
+fn not_found() -> io::Error {
+    io::Error::from(io::ErrorKind::NotFound)
+}
+
+impl Disk for FaultyDisk {
+    type File = FaultyFile;
+    fn create_dir(&self, _: &Path) -> io::Result<()> {
+        self.with(|_| Ok(()))
+    }
+    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
+        self.with(|s| {
+            let mut names: Vec<String> = s
+                .files
+                .keys()
+                .filter_map(|p| p.strip_prefix(path).ok()?.components().next())
+                .map(|c| c.as_os_str().to_str().unwrap().to_owned())
+                .collect();
+            names.dedup();
+            Ok(names)
+        })
+    }
+    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
+        self.with(|s| s.files.get(path).map(|f| f.bytes.clone()).ok_or_else(not_found))
+    }
+    fn read_range(&self, path: &Path, from: u64, len: usize) -> io::Result<Vec<u8>> {
+        let all = self.read(path)?;
+        all.get(from as usize..from as usize + len).map(<[u8]>::to_vec).ok_or_else(not_found)
+    }
+    fn open_append(&self, path: &Path) -> io::Result<FaultyFile> {
+        self.with(|s| {
+            s.files.entry(path.to_owned()).or_default();
+            Ok(FaultyFile { disk: self.clone(), path: path.to_owned() })
+        })
+    }
+    fn open_in_place(&self, path: &Path) -> io::Result<FaultyFile> {
+        self.open_append(path)
+    }
+    fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
+        self.with(|s| {
+            if s.full {
+                return Err(io::Error::from(io::ErrorKind::StorageFull));
+            }
+            s.files.insert(path.to_owned(), FileState { bytes: bytes.to_vec(), synced: bytes.to_vec() });
+            Ok(())
+        })
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        self.with(|s| s.files.remove(path).map(drop).ok_or_else(not_found))
+    }
+    fn remove_dir(&self, _: &Path) -> io::Result<()> {
+        self.with(|_| Ok(()))
+    }
+    fn sync_dir(&self, _: &Path) -> io::Result<()> {
+        self.with(|_| Ok(()))
+    }
+}
+
+struct FaultyFile {
+    disk: FaultyDisk,
+    path: PathBuf,
+}
+
+impl DiskFile for FaultyFile {
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let path = self.path.clone();
+        let result = self.disk.with(|s| {
+            let full = s.full;
+            let file = s.files.get_mut(&path).ok_or_else(not_found)?;
+            if full {
+                file.bytes.extend_from_slice(&bytes[..bytes.len() / 3]);
+                return Err(io::Error::from(io::ErrorKind::StorageFull));
+            }
+            file.bytes.extend_from_slice(bytes);
+            Ok(())
+        });
+        if let Err(e) = &result
+            && e.to_string() == "killed"
+            && let Some(file) = self.disk.0.lock().unwrap().files.get_mut(&path)
+        {
+            // A kill inside write(2) leaves a part of it.
+            file.bytes.extend_from_slice(&bytes[..bytes.len() / 2]);
+        }
+        result
+    }
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let path = self.path.clone();
+        self.disk.with(|s| {
+            let file = s.files.get_mut(&path).ok_or_else(not_found)?;
+            let at = offset as usize;
+            file.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+            file.synced = file.bytes.clone();
+            Ok(())
+        })
+    }
+    fn sync(&mut self) -> io::Result<()> {
+        let path = self.path.clone();
+        self.disk.with(|s| {
+            let file = s.files.get_mut(&path).ok_or_else(not_found)?;
+            file.synced = file.bytes.clone();
+            Ok(())
+        })
+    }
+    fn truncate(&mut self, len: u64) -> io::Result<()> {
+        let path = self.path.clone();
+        self.disk.with(|s| {
+            s.files.get_mut(&path).ok_or_else(not_found)?.bytes.truncate(len as usize);
+            Ok(())
+        })
+    }
+}
+
+const CLOCK: ClockState = ClockState { error_ns: 1, offset_ns: 0, synchronised: true };
+const SMALL: SpoolLimits = SpoolLimits::of_total(1 << 40);
+
+fn identity(run: u32) -> EpochIdentity {
+    EpochIdentity {
+        format: 1,
+        epoch: Epoch::new(format!("epoch-{run:04}")).unwrap(),
+        tenant: TenantId::new("t").unwrap(),
+        host: HostId::new("h").unwrap(),
+        collector_id: CollectorId::new("c").unwrap(),
+        boot_id: "boot".into(),
+        nonce: "n".into(),
+        created: Timestamp::from_nanos(1),
+    }
+}
+
+fn open(disk: &FaultyDisk, run: u32, limits: SpoolLimits) -> io::Result<(Spool<FaultyDisk>, Recovery)> {
+    Spool::open(disk.clone(), Path::new("/spool"), limits, identity(run), &[run as u8; 32], CLOCK)
+}
+
+fn line(n: u64) -> Line {
+    Line { bytes: format!("{{\"line\":{n}}}").into_bytes(), occurred_at: Timestamp::from_nanos(n as i64) }
+}
+
+/// Every sealed line of a class still in the spool, by epoch, checked against its header.
+fn sealed_lines(spool: &Spool<FaultyDisk>, class: Class) -> Vec<Vec<u8>> {
+    let mut out = Vec::new();
+    for epoch in spool.epochs() {
+        let (reader, mut previous) = (epoch.reader(), None);
+        for reference in reader.pending(class) {
+            let batch = reader.read(class, reference.number).unwrap();
+            assert!(batch.is_signed_by(epoch.signer.public()));
+            if let Some(hash) = previous {
+                assert_eq!(batch.header.previous_batch_hash, hash, "the chain holds");
+            }
+            previous = Some(batch.hash());
+            let Some(body) = &batch.body else { continue };
+            let raw = batch::decompress(body, batch.header.raw_bytes).unwrap();
+            let lines = batch::split_lines(&raw, batch.header.count).unwrap();
+            assert_eq!(lines_root(lines.iter().map(|l| Leaf::Line(l))), batch.header.merkle_root);
+            out.extend(lines.iter().map(|l| l.to_vec()));
+        }
+    }
+    out
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Append(u8),
+    Seal,
+    Release,
+    Full(bool),
+    Kill { after: u32 },
+    PowerCut { part: u8 },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        8 => (1u8..6).prop_map(Step::Append),
+        4 => Just(Step::Seal),
+        1 => Just(Step::Release),
+        1 => any::<bool>().prop_map(Step::Full),
+        1 => (0u32..6).prop_map(|after| Step::Kill { after }),
+        1 => any::<u8>().prop_map(|part| Step::PowerCut { part }),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+    /// Sealed and not released = still there, once, in order. Nothing is there that was not appended.
+    #[test]
+    fn sealed_is_durable_and_nothing_is_there_twice(steps in steps()) {
+        let disk = FaultyDisk::default();
+        let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+        let (mut next, mut run) = (1u64, 0u32);
+        // Lines appended with success, and how many of them (a prefix) are sealed or released.
+        let (mut appended, mut durable, mut released): (Vec<Vec<u8>>, usize, usize) = (vec![], 0, 0);
+        for step in steps {
+            match step {
+                Step::Append(n) => {
+                    let lines: Vec<Line> = (next..next + u64::from(n)).map(line).collect();
+                    next += u64::from(n);
+                    if spool.append(Class::Critical, &lines, &[], 0).is_ok() {
+                        appended.extend(lines.into_iter().map(|l| l.bytes));
+                    }
+                }
+                Step::Seal => {
+                    if spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)).is_ok() {
+                        durable = appended.len();
+                    }
+                }
+                Step::Release => {
+                    // The oldest epoch is sent first.
+                    let target = spool.epochs().find_map(|e| {
+                        e.reader().pending(Class::Critical).first().map(|b| (e.identity.epoch.clone(), b.clone()))
+                    });
+                    if let Some((epoch, b)) = target
+                        && spool.release(&epoch, Class::Critical, b.number, None).is_ok()
+                    {
+                        released += b.count() as usize;
+                    }
+                }
+                Step::Full(full) => disk.0.lock().unwrap().full = full,
+                Step::Kill { after } => {
+                    disk.0.lock().unwrap().fail_after = Some(after);
+                    let lines = vec![line(next)];
+                    next += 1;
+                    if spool.append(Class::Critical, &lines, &[], 0).is_ok() {
+                        appended.push(lines[0].bytes.clone());
+                        if spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)).is_ok() {
+                            durable = appended.len();
+                        }
+                    }
+                    drop(spool);
+                    disk.restart(None);
+                    run += 1;
+                    spool = open(&disk, run, SMALL).unwrap().0;
+                    let survived = check(&mut spool, &appended, durable, released)?;
+                    appended.truncate(survived);
+                    durable = survived;
+                }
+                Step::PowerCut { part } => {
+                    drop(spool);
+                    disk.restart(Some(part));
+                    run += 1;
+                    spool = open(&disk, run, SMALL).unwrap().0;
+                    let survived = check(&mut spool, &appended, durable, released)?;
+                    appended.truncate(survived);
+                    durable = survived;
+                }
+            }
+        }
+        check(&mut spool, &appended, durable, released)?;
+    }
+}
+
+/// Seals what is open and compares; returns how many of `appended` are still there.
+fn check(
+    spool: &mut Spool<FaultyDisk>,
+    appended: &[Vec<u8>],
+    durable: usize,
+    released: usize,
+) -> Result<usize, TestCaseError> {
+    spool.disk.0.lock().unwrap().full = false;
+    spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)).unwrap();
+    let there = sealed_lines(spool, Class::Critical);
+    let survived = released + there.len();
+    prop_assert!(survived >= durable, "{} of {} durable lines are there", survived, durable);
+    prop_assert!(survived <= appended.len() + 1, "nothing is there twice");
+    let n = survived.min(appended.len());
+    prop_assert_eq!(&there[..n - released], &appended[released..n]);
+    Ok(n)
+}
+
+#[test]
+fn under_pressure_bulk_goes_before_standard_and_critical_stays() {
+    let disk = FaultyDisk::default();
+    let limits = SpoolLimits { bytes_max: 8 << 20, standard_bytes_max: 3 << 20, bulk_bytes_max: 3 << 20 };
+    let (mut spool, _) = open(&disk, 0, limits).unwrap();
+    let big = |n: u64| Line { bytes: vec![b'x'; 60_000], occurred_at: Timestamp::from_nanos(n as i64) };
+    let mut shed: BTreeMap<Class, u64> = BTreeMap::new();
+    for n in 0..400 {
+        for class in [Class::Bulk, Class::Standard, Class::Critical] {
+            if class == Class::Critical && n >= 60 {
+                continue;
+            }
+            spool.append(class, &[big(n)], &[], 0).unwrap();
+            spool.seal(class, CLOCK, Timestamp::from_nanos(1)).unwrap();
+        }
+        for s in spool.take_sheds() {
+            *shed.entry(s.class).or_default() += s.batches.iter().map(BatchRef::count).sum::<u64>();
+        }
+        assert!(spool.bytes() <= limits.bytes_max, "the quota is hard");
+    }
+    assert_eq!(sealed_lines(&spool, Class::Critical).len(), 60);
+    assert_eq!(shed.get(&Class::Critical), None);
+    assert!(shed[&Class::Bulk] >= shed[&Class::Standard]);
+    for class in [Class::Bulk, Class::Standard] {
+        assert_eq!(sealed_lines(&spool, class).len() as u64 + shed[&class], 400, "shed is counted, exactly");
+    }
+    // A class that has nothing lower to shed is refused, and says so.
+    let mut refused = 0;
+    for n in 0..200 {
+        if matches!(spool.append(Class::Critical, &[big(n)], &[], 0), Err(AppendError::Quota)) {
+            refused += 1;
+        } else {
+            spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
+        }
+    }
+    assert!(refused > 0 && spool.bytes() <= limits.bytes_max);
+}
+
+#[test]
+fn a_flipped_byte_in_a_batch_sends_its_header_alone() {
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    for n in 0..3 {
+        spool.append(Class::Critical, &[line(n), line(n + 100)], &[], 0).unwrap();
+        spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
+    }
+    {
+        let mut state = disk.0.lock().unwrap();
+        let file = state.files.iter_mut().find(|(p, _)| p.extension().is_some_and(|e| e == "seg")).unwrap().1;
+        file.bytes[8 + 20] ^= 1;
+    }
+    let reader = spool.current().reader();
+    assert!(reader.read(Class::Critical, 1).unwrap().body.is_none());
+    assert!(reader.read(Class::Critical, 2).unwrap().body.is_some());
+    drop(spool);
+    let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
+    assert_eq!(recovery.damage[0].2.corrupt_batches, [(1, 2)]);
+    assert_eq!(sealed_lines(&spool, Class::Critical).len(), 4);
+}
+
+#[test]
+fn ring_cursors_survive_and_another_boot_begins_an_epoch() {
+    let disk = FaultyDisk::default();
+    let (mut spool, recovery) = open(&disk, 0, SMALL).unwrap();
+    assert_eq!(recovery.state, SpoolState::Fresh);
+    spool.append(Class::Critical, &[line(1)], &[RingCursor { ring: 1, position: 640 }], 0).unwrap();
+    drop(spool);
+    let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
+    assert_eq!((recovery.state, recovery.cursors.get(&(Class::Critical, 1))), (SpoolState::Intact, Some(&640)));
+    assert_eq!(spool.next_sequence(Class::Critical), 2);
+    drop(spool);
+    let mut other = identity(2);
+    other.boot_id = "later".into();
+    let (spool, recovery) =
+        Spool::open(disk, Path::new("/spool"), SMALL, other, &[9; 32], CLOCK).unwrap();
+    assert_eq!((recovery.state, recovery.cursors.len()), (SpoolState::Foreign, 0));
+    assert_eq!(spool.next_sequence(Class::Critical), 1);
+    assert_eq!(spool.epochs().count(), 2, "the old epoch is still to be sent");
+}
+
+#[test]
+fn losses_survive_a_full_disk_and_keep_their_ids() {
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    disk.0.lock().unwrap().full = true;
+    let loss = Loss {
+        event_id: uuid::Uuid::from_u128(7),
+        key: LossKey {
+            reason: activity_schema::coverage::LossReason::DiskFull,
+            class: Some(Class::Critical),
+            instance: None,
+            event_names: vec![],
+            source: "spool".into(),
+            stream: None,
+            cgroup: None,
+        },
+        count: 3,
+        exact: true,
+        first_time: Timestamp::from_nanos(1),
+        last_time: Timestamp::from_nanos(2),
+        sequences: None,
+        emitted: false,
+    };
+    spool.ledger.add(loss.clone());
+    spool.ledger.add(Loss { count: 2, event_id: uuid::Uuid::from_u128(8), ..loss });
+    assert!(!spool.ledger.unpersisted);
+    drop(spool);
+    disk.restart(None);
+    let (mut spool, _) = open(&disk, 1, SMALL).unwrap();
+    let again = spool.ledger.to_emit();
+    assert_eq!((again.len(), again[0].count, again[0].event_id.as_u128()), (1, 5, 7));
+    spool.append(Class::Critical, &[line(1)], &[], 0).unwrap();
+    spool.ledger.emitted(again[0].event_id);
+    assert!(!spool.ledger.is_empty(), "kept until fsynced");
+    spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
+    assert!(spool.ledger.is_empty());
+    let _ = Hash::default();
+}
