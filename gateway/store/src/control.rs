@@ -43,8 +43,8 @@ pub enum ControlRecord {
     Forked { tenant: TenantId, stream: StreamId, batch_number: u64, leaf_index: u64, batch_hash: Hash },
     /// An event id came again with other bytes.
     Conflict { tenant: TenantId, stream: StreamId, leaf_index: u64, event_id: Uuid },
-    /// A line was reduced to its leaf hash.
-    Elided { tenant: TenantId, leaf_index: u64, position: u32, reason: String },
+    /// Lines of one batch are reduced to their leaf hashes.
+    Elided { tenant: TenantId, leaf_index: u64, positions: Vec<u32>, reason: String },
     /// A day of a retention class was erased by deleting its key.
     KeyErased { tenant: TenantId, retention: String, day: String, reason: String },
     /// The store was opened and found something amiss.

@@ -24,14 +24,17 @@ mod committer;
 mod conflicts;
 mod control;
 mod coverage;
+mod elide;
 mod env;
 mod frame;
+mod import;
 mod index;
 mod ingest;
 mod keyring;
 mod log;
 mod matcher;
 mod metrics;
+mod proof;
 mod query;
 mod queue;
 mod reader;
@@ -50,10 +53,16 @@ mod terms;
 mod tests;
 mod threads;
 mod types;
+mod verify;
+mod verify_files;
+mod verify_report;
+mod verify_tenant;
 mod wire;
 
 pub use aead::Secret;
 pub use control::{ControlError, ControlRecord, Enrolment, Import, ReadAudit, Revocation};
+pub use elide::{ElideError, ElideReport, RewriteError, Selector};
+pub use import::{ImportDefaults, ImportError, ImportReport};
 pub use ingest::IngestError;
 pub use keyring::{FileKeyring, Keyring, KeyringError};
 pub use matcher::QueryError;
@@ -63,3 +72,5 @@ pub use types::{
     Answer, Caller, CollectorStatus, Counters, CoverageQuery, EventProof, Health, Instances, LIMIT_DEFAULT, LIMIT_MAX,
     Query, StoreConfig, StoredEvent,
 };
+pub use verify::{VerifyOptions, evidence_files, verify_store};
+pub use verify_report::{Problem, Progress, Severity, TenantVerified, VerifyReport};

@@ -42,6 +42,10 @@ impl TenantLog {
         let leaves = read_leaves(env, &dir)?;
         let notes = env.storage.read_if_present(&dir.join("checkpoints"))?.unwrap_or_default();
         let (whole, latest) = whole_notes(&notes);
+        if whole < notes.len() && !read_only {
+            // A note that a crash cut short was never given out.
+            env.storage.truncate(&dir.join("checkpoints"), whole as u64)?;
+        }
         let mut log = TenantLog {
             dir,
             origin,
@@ -134,11 +138,10 @@ impl TenantLog {
         Ok(bytes.try_into().map(Hash).unwrap_or_default())
     }
 
-    /// All leaves up to `size`.
-    pub(crate) fn leaves(&self, env: &Env, size: u64) -> io::Result<Vec<Hash>> {
+    /// All leaves.
+    pub(crate) fn leaves(&self, env: &Env) -> io::Result<Vec<Hash>> {
         let mut leaves = read_leaves(env, &self.dir)?;
         leaves.extend_from_slice(&self.unwritten);
-        leaves.truncate(usize::try_from(size).unwrap_or(usize::MAX));
         Ok(leaves)
     }
 }

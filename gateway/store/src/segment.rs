@@ -167,8 +167,10 @@ impl<'a> SegmentWriter<'a> {
         self.header.id
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.entries.is_empty()
+    /// Leaves nothing behind.
+    pub(crate) fn abandon(self) {
+        // What is left after a failure is removed when the name is needed next.
+        let _ = self.env.storage.remove(&self.temporary);
     }
 
     /// Adds a block; its entry learns its place.

@@ -11,7 +11,7 @@ use activity_schema::Timestamp;
 use activity_schema::api::StreamAcked;
 use activity_schema::coverage::CoverageReport;
 use activity_schema::ids::{CollectorId, TenantId};
-use activity_schema::keys::{PublicKey, Signer};
+use activity_schema::keys::{PublicKey, Purpose, Signer, signature_base64};
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -70,6 +70,32 @@ pub(crate) struct Meta {
     pub format_version: u32,
     pub store_id: String,
     pub gateway_key: PublicKey,
+    /// The gateway's, over [`Meta::statement`] in the manifest domain.
+    #[serde(with = "signature_base64")]
+    pub signature: [u8; 64],
+}
+
+impl Meta {
+    fn statement(store_id: &str, key: PublicKey) -> Vec<u8> {
+        format!("activity-store-v1\0{FORMAT_VERSION}\0{store_id}\0{}", key.to_base64()).into_bytes()
+    }
+
+    fn sign(store_id: String, signer: &Signer) -> Self {
+        let gateway_key = signer.public();
+        let signature = signer.sign(Purpose::Manifest, &Meta::statement(&store_id, gateway_key));
+        Meta { format_version: FORMAT_VERSION, store_id, gateway_key, signature }
+    }
+
+    pub(crate) fn is_signed(&self) -> bool {
+        let statement = Meta::statement(&self.store_id, self.gateway_key);
+        self.gateway_key.verify(Purpose::Manifest, &statement, &self.signature)
+    }
+
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
 }
 
 /// What all threads share.
@@ -92,6 +118,8 @@ pub(crate) struct Shared {
     /// Findings of the opening, for the operator.
     pub findings: Mutex<Vec<String>>,
     pub sealing_fails: AtomicBool,
+    /// Held by what rewrites segments.
+    pub maintenance: Mutex<()>,
 }
 
 impl Shared {
@@ -166,7 +194,7 @@ impl Store {
         lock: Option<Flock<std::fs::File>>,
     ) -> Result<Store, OpenError> {
         let signer = Signer::from_seed(&keyring.gateway_seed()?.0);
-        let meta = open_meta(&env, &config.dir, signer.public())?;
+        let meta = open_meta(&env, &config.dir, &signer)?;
         for name in ["commit", "tenants", "control"] {
             make_dir_all(&env, &config.dir.join(name))?;
         }
@@ -337,10 +365,6 @@ impl Store {
         }
     }
 
-    pub(crate) fn tenant_state(&self, id: &TenantId) -> Option<Arc<Tenant>> {
-        self.shared().tenant(id)
-    }
-
     /// Whether the background sealing fails; it is retried.
     pub fn sealing_fails(&self) -> bool {
         self.shared().sealing_fails.load(Ordering::Relaxed)
@@ -379,6 +403,7 @@ fn assemble(
         damaged_files: Mutex::default(),
         findings: Mutex::new(scan.findings),
         sealing_fails: AtomicBool::new(false),
+        maintenance: Mutex::new(()),
     })
 }
 
@@ -415,16 +440,13 @@ pub(crate) fn read_meta(env: &Env, dir: &Path) -> Result<Option<Meta>, OpenError
     if meta.format_version == FORMAT_VERSION { Ok(Some(meta)) } else { Err(OpenError::Version(meta.format_version)) }
 }
 
-fn open_meta(env: &Env, dir: &Path, key: PublicKey) -> Result<Meta, OpenError> {
+fn open_meta(env: &Env, dir: &Path, signer: &Signer) -> Result<Meta, OpenError> {
     if let Some(meta) = read_meta(env, dir)? {
-        return if meta.gateway_key == key { Ok(meta) } else { Err(OpenError::ForeignKey) };
+        return if meta.gateway_key == signer.public() { Ok(meta) } else { Err(OpenError::ForeignKey) };
     }
-    let store_id = activity_schema::hex::encode(&env.random::<16>());
-    let meta = Meta { format_version: FORMAT_VERSION, store_id, gateway_key: key };
+    let meta = Meta::sign(activity_schema::hex::encode(&env.random::<16>()), signer);
     let path = dir.join("meta.json");
-    let mut bytes = serde_json::to_vec(&meta)
-        .map_err(|e| OpenError::Meta { path: path.clone(), reason: e.to_string() })?;
-    bytes.push(b'\n');
+    let bytes = meta.to_bytes().map_err(|e| OpenError::Meta { path: path.clone(), reason: e.to_string() })?;
     env.storage.replace(&path, &bytes).map_err(|source| OpenError::Io { path, source })?;
     Ok(meta)
 }

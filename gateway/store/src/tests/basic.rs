@@ -21,7 +21,7 @@ pub(crate) fn ingest(
     runtime.block_on(store.ingest(&collector.caller(), batches))
 }
 
-fn seal_all(store: &Store) {
+pub(crate) fn seal_all(store: &Store) {
     store.shared().queue.request_seal();
     for _ in 0..500 {
         let open: usize = store.shared().all_tenants().iter().map(|t| t.state.read().open.len()).sum();

@@ -1,0 +1,159 @@
+//! Whatever is changed, cut or taken away is found and named.
+
+use std::path::Path;
+
+use super::basic::{config, ingest, seal_all};
+use super::kit::{Collector, T0};
+use crate::verify::{VerifyOptions, evidence_files, verify_store};
+use crate::{ControlRecord, Enrolment, Instances, Store, VerifyReport};
+
+/// A store with everything in it: sealed and open batches, two tenants, withheld lines, control records.
+fn make(dir: &Path) -> String {
+    let store = Store::open(config(dir)).unwrap();
+    let mut collectors = [Collector::new("tenant-a", "c1"), Collector::new("tenant-b", "c2")];
+    for c in &collectors {
+        store
+            .record_control(ControlRecord::Enrolled(Enrolment {
+                tenant: c.tenant.clone(),
+                collector_id: c.id.clone(),
+                host: c.host.clone(),
+                instances: Instances::One(c.instance.clone()),
+                signing_key: c.signer.public(),
+                epoch: c.epoch.clone(),
+                certificate_serial: "01".into(),
+                enrolled_at: activity_schema::Timestamp::from_nanos(T0),
+            }))
+            .unwrap();
+    }
+    for round in 0..2 {
+        for c in &mut collectors {
+            for batch in 0..3 {
+                let at = T0 + (round * 10 + batch) * 1_000_000_000;
+                let mut lines: Vec<_> = (0..5).map(|i| c.line(i, "process.exec", at, |_| {})).collect();
+                lines[2] = b"{\"bad\":1}".to_vec();
+                let batch = c.batch(&lines, (at, at));
+                ingest(&store, c, vec![batch]).unwrap();
+            }
+        }
+        if round == 0 {
+            seal_all(&store);
+        }
+    }
+    let note = crate::threads::checkpoint_all;
+    note(store.shared());
+    store.checkpoint(&collectors[0].tenant).unwrap()
+}
+
+fn check(dir: &Path, kept: Option<&str>) -> VerifyReport {
+    let options = VerifyOptions { checkpoint: kept.map(str::to_owned), ..VerifyOptions::default() };
+    verify_store(&dir.join("store"), &options, &mut |_| {})
+}
+
+fn copy_to(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_to(&entry.path(), &target);
+        } else {
+            std::fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[test]
+fn an_untouched_store_verifies_and_says_what_it_cannot_prove() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = make(dir.path());
+    let report = check(dir.path(), Some(&kept));
+    assert!(report.ok && report.problems.is_empty(), "{:#?}", report.problems);
+    assert_eq!(report.tenants.len(), 2);
+    assert!(report.tenants.iter().all(|t| t.batches == 6 && t.events == 24 && t.elided == 6));
+    assert!(report.not_established.iter().any(|what| what.contains("signer not pinned")));
+    let without = check(dir.path(), None);
+    assert!(without.not_established.iter().any(|what| what.contains("tail not provable")));
+    let foreign = VerifyOptions {
+        trust: Some(activity_schema::keys::Signer::from_seed(&[9; 32]).public()),
+        ..VerifyOptions::default()
+    };
+    assert!(!verify_store(&dir.path().join("store"), &foreign, &mut |_| {}).ok);
+}
+
+#[test]
+fn one_flipped_byte_in_any_evidence_file_is_found_in_that_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = make(dir.path());
+    let files = evidence_files(&dir.path().join("store"));
+    assert!(files.len() >= 2 + 1 + 2 * 4, "{files:?}");
+    for file in &files {
+        let good = std::fs::read(file).unwrap();
+        let name = file.strip_prefix(dir.path().join("store")).unwrap().to_str().unwrap().to_owned();
+        let step = (good.len() / 60).max(1);
+        let places = (0..good.len()).step_by(step).chain(good.len().saturating_sub(12)..good.len());
+        for at in places {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            std::fs::write(file, &bad).unwrap();
+            let report = check(dir.path(), Some(&kept));
+            let named = report.problems.iter().any(|p| p.file == name || p.what.contains(&name));
+            assert!(named, "byte {at} of {name}: {:#?}", report.problems);
+        }
+        for cut in [0, 1, good.len() / 2, good.len() - 1] {
+            std::fs::write(file, &good[..cut]).unwrap();
+            let report = check(dir.path(), Some(&kept));
+            let problems = &report.problems;
+            assert!(problems.iter().any(|p| p.file == name || p.what.contains(&name)), "{name} cut to {cut}: {problems:#?}");
+        }
+        std::fs::write(file, &good).unwrap();
+    }
+    assert!(check(dir.path(), Some(&kept)).ok);
+}
+
+#[test]
+fn a_removed_evidence_file_is_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let kept = make(dir.path());
+    for file in evidence_files(&dir.path().join("store")) {
+        let good = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let report = check(dir.path(), Some(&kept));
+        assert!(!report.problems.is_empty(), "{file:?} is gone unseen");
+        std::fs::write(&file, good).unwrap();
+    }
+}
+
+#[test]
+fn a_store_with_any_one_damaged_frame_reopens_skips_it_and_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let whole = Collector::new("tenant-a", "c1");
+    let commit: Vec<_> = evidence_files(&dir.path().join("store"))
+        .into_iter()
+        .filter(|f| f.to_str().unwrap().contains("/commit/"))
+        .collect();
+    assert_eq!(commit.len(), 1);
+    let good = std::fs::read(&commit[0]).unwrap();
+    for at in (crate::commit::HEADER_BYTES..good.len()).step_by(97) {
+        let copy = tempfile::tempdir().unwrap();
+        copy_to(&dir.path().join("store"), &copy.path().join("store"));
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        std::fs::write(copy.path().join("store").join(commit[0].strip_prefix(dir.path().join("store")).unwrap()), bad).unwrap();
+        let store = Store::open(config(copy.path())).unwrap();
+        let count = |tenant: &str| {
+            let tenant = activity_schema::ids::TenantId::new(tenant).unwrap();
+            store.query(&tenant, &crate::Query::default()).unwrap().events.len()
+        };
+        let lost = 48 - count("tenant-a") - count("tenant-b");
+        assert!(lost == 4 || lost == 0, "byte {at}: {lost} events lost");
+        assert!(!store.findings().is_empty(), "byte {at}");
+        let streams = store.streams(&whole.tenant, &whole.id);
+        assert_eq!(streams.len(), 1);
+        drop(store);
+        let report = check(copy.path(), None);
+        if lost > 0 {
+            assert!(report.problems.iter().any(|p| p.what.contains("are in no file")), "{:#?}", report.problems);
+        }
+    }
+}
