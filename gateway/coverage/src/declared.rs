@@ -56,8 +56,8 @@ struct Unsupported {
     declared: Declared,
 }
 
-/// Declarations of one collector.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+/// Declarations of one collector. Equal when they mean the same, whatever the order of arrival.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Declarations {
     /// Index into `bodies` by instance and time.
     by_instance: BTreeMap<String, Configs>,
@@ -74,6 +74,20 @@ struct Configs {
     /// Before this, configs are forgotten.
     forgotten_before: Option<i64>,
 }
+
+impl PartialEq for Declarations {
+    fn eq(&self, other: &Self) -> bool {
+        self.unsupported == other.unsupported
+            && self.by_instance.keys().eq(other.by_instance.keys())
+            && self.by_instance.iter().zip(&other.by_instance).all(|((name, a), (_, b))| {
+                a.forgotten_before == b.forgotten_before
+                    && a.at.keys().eq(b.at.keys())
+                    && self.configs(name).eq(other.configs(name))
+            })
+    }
+}
+
+impl Eq for Declarations {}
 
 impl Declarations {
     pub(crate) fn declare(&mut self, instance: &str, key: Key, body: Declaration) {

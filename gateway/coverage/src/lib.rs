@@ -2,6 +2,18 @@
 //!
 //! Pure data: no IO, no clock. The store tells every batch ([`CoverageIndex::apply_batch`]) and every
 //! `telemetry.*` event ([`CoverageIndex::apply_event`]); both may be told again and in any order.
+//!
+//! A moment of a class is the best that any collector vouches for. What one collector vouches for is the worst of:
+//!
+//! - **declared**: the class in the `telemetry.config` in force for the instance: supported, degraded (lossy),
+//!   unsupported; not declared at all is unobserved;
+//! - **alive**: covered up to the newest heartbeat of the run whose named sequences are all stored; from there
+//!   pending for [`MISSED_MAX`] intervals, then silent; stopped until a start, a restart or a config of the
+//!   instance; down between runs. A run is an epoch, parted by starts and by restarts on a spool that was not intact;
+//! - **missing**: loss records, shed headers, holes, withheld and aged-out lines, forks, stepped or wrong clocks, a
+//!   canary that was not seen. Unknown parts (instance, class, beginning) taint everything that they could be.
+//!
+//! Architecture invariant: what is merged or forgotten to stay bounded makes answers say less, never more.
 
 mod classes;
 mod clock;

@@ -206,14 +206,15 @@ impl Marks {
         self.by_id.values()
     }
 
-    pub(crate) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.by_id.len()
     }
 
     /// Folds neighbours that speak of the same thing; when that is not enough, neighbours of the same cause.
     fn merge_older_half(&mut self) {
         let mut all: Vec<(MarkId, Mark)> = std::mem::take(&mut self.by_id).into_iter().collect();
-        all.sort_by(|a, b| (a.1.to, a.1.from).cmp(&(b.1.to, b.1.from)));
+        all.sort_by_key(|(_, mark)| (mark.to, mark.from));
         let newer = all.split_off(MARKS_MAX / 2);
         let older: Vec<Mark> = all.into_iter().map(|(_, mark)| mark).collect();
         let same_thing = |mark: &Mark| {

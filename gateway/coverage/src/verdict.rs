@@ -144,7 +144,10 @@ struct Walk<'i> {
     ends: BinaryHeap<Reverse<(i64, usize)>>,
     at_work: [u32; Cause::ALL.len()],
     inexact: u32,
+    /// Records of the marks at work that no stretch has counted.
     uncounted: u64,
+    /// Marks before this one are counted.
+    counted_to: usize,
 }
 
 /// What one collector says of a moment.
@@ -169,6 +172,7 @@ impl<'i> Walk<'i> {
             at_work: [0; Cause::ALL.len()],
             inexact: 0,
             uncounted: 0,
+            counted_to: 0,
         }
     }
 
@@ -192,7 +196,11 @@ impl<'i> Walk<'i> {
             && to <= at
         {
             self.ends.pop();
-            let (_, _, cause, _, exact) = self.marks[i];
+            let (_, _, cause, count, exact) = self.marks[i];
+            if i >= self.counted_to {
+                // It mattered nowhere: another collector has the records.
+                self.uncounted = self.uncounted.saturating_sub(count);
+            }
             self.at_work[cause as usize] -= 1;
             self.inexact -= u32::from(!exact);
         }
@@ -224,6 +232,12 @@ impl<'i> Walk<'i> {
             state = state.max(by_cause);
         }
         Ok(Opinion { state, declared, alive, causes })
+    }
+
+    /// Records of the marks at work that were not counted before.
+    fn count(&mut self) -> u64 {
+        self.counted_to = self.next_mark;
+        std::mem::take(&mut self.uncounted)
     }
 
     fn exact(&self, opinion: &Opinion<'_>) -> Option<bool> {
@@ -326,7 +340,7 @@ fn moment<'i>(walks: &mut [Walk<'i>], from: i64, to: i64) -> Stretch<'i> {
         return Stretch { from, to, state, why, lost: 0, exact: None, beside: None };
     };
     let walk = &mut walks[by];
-    let lost = if opinion.causes == 0 { 0 } else { std::mem::take(&mut walk.uncounted) };
+    let lost = if opinion.causes == 0 { 0 } else { walk.count() };
     let exact = walk.exact(&opinion);
     let beside = lossy.filter(|(other, _)| *other != by && opinion.state == CoverageState::Covered);
     let Opinion { state, declared, alive, causes } = opinion;
