@@ -1,7 +1,9 @@
 //! Reading kernel memory at offsets that are known only when the programs are loaded.
 
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use aya_ebpf::helpers::generated::{bpf_probe_read_kernel_str, bpf_probe_read_user_str};
+use aya_ebpf::helpers::generated::{
+    bpf_probe_read_kernel as bpf_probe_read_kernel_raw, bpf_probe_read_kernel_str, bpf_probe_read_user_str,
+};
 
 use activity_ebpf_abi::offsets::ABSENT;
 
@@ -29,6 +31,26 @@ pub fn at<T: Copy>(base: u64, offset: u32) -> Option<T> {
 pub struct Missing(pub u32);
 
 impl Missing {
+    /// Reads a `T` at `base + offset`; on a fault 0 and a bit in the record's flags. Without a branch: older
+    /// verifiers would follow every combination of faults to the end of the program. A null base faults, so reads can
+    /// be chained.
+    #[inline(always)]
+    pub fn read<T: Copy + Default>(&mut self, base: u64, offset: u32, flag: u32) -> T {
+        if offset == ABSENT {
+            self.0 |= flag;
+            return T::default();
+        }
+        let mut value = T::default();
+        let source = (base + u64::from(offset)) as *const core::ffi::c_void;
+        // SAFETY: room for a `T`, which the helper fills or clears; it checks the source.
+        let result = unsafe {
+            bpf_probe_read_kernel_raw((&raw mut value).cast(), size_of::<T>() as u32, source.cast())
+        };
+        // The sign bit of the result, moved to the flag's place.
+        self.0 |= ((opaque(result as u64) >> 63) << flag.trailing_zeros()) as u32;
+        value
+    }
+
     /// The value, or its default and a bit in the record's flags.
     #[inline(always)]
     pub fn or_flag<T: Copy + Default>(&mut self, value: Option<T>, flag: u32) -> T {

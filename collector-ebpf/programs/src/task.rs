@@ -126,7 +126,8 @@ pub fn header(kind: RecordKind, length: u32) -> Header {
     // SAFETY: helpers without arguments.
     let (uid_gid, cpu) = unsafe { (bpf_get_current_uid_gid(), bpf_get_smp_processor_id()) };
     let cgroup_id = absent.or_flag(current_cgroup(task), missing::CGROUP);
-    let start_boottime_ns = absent.or_flag(start_boottime(task), missing::START);
+    let leader: u64 = absent.read(task, offset!(task_group_leader), missing::START);
+    let start_boottime_ns: u64 = absent.read(leader, offset!(task_start_boottime), missing::START);
     Header {
         kind: kind as u8,
         reserved: 0,
@@ -150,10 +151,11 @@ pub fn header(kind: RecordKind, length: u32) -> Header {
 pub fn owner() -> Owner {
     let task = current();
     let mut absent = Missing(0);
-    let tgid = absent.or_flag(at::<u32>(task, offset!(task_tgid)), missing::OWNER);
-    let pid = absent.or_flag(at::<u32>(task, offset!(task_pid)), missing::OWNER);
+    let tgid: u32 = absent.read(task, offset!(task_tgid), missing::OWNER);
+    let pid: u32 = absent.read(task, offset!(task_pid), missing::OWNER);
     let cgroup_id = absent.or_flag(current_cgroup(task), missing::CGROUP);
-    let start_boottime_ns = absent.or_flag(start_boottime(task), missing::START);
+    let leader: u64 = absent.read(task, offset!(task_group_leader), missing::START);
+    let start_boottime_ns: u64 = absent.read(leader, offset!(task_start_boottime), missing::START);
     // SAFETY: a helper without arguments.
     let uid_gid = unsafe { bpf_get_current_uid_gid() };
     // SAFETY: only its presence matters.

@@ -33,14 +33,6 @@ struct FlowRecord {
     body: FlowBody,
 }
 
-struct Addresses {
-    family: u16,
-    local_port: u16,
-    peer_port: u16,
-    local: [u8; 16],
-    peer: [u8; 16],
-}
-
 #[raw_tracepoint(tracepoint = "inet_sock_set_state")]
 pub fn on_tcp_state(ctx: RawTracePointContext) -> i32 {
     let sk: u64 = ctx.arg(0);
@@ -145,7 +137,6 @@ fn remember(sk: u64, socket: &TcpSocket) {
 /// Nobody is known to own the socket; its cgroup is, where the kernel keeps one.
 #[inline(always)]
 fn unknown_owner(sk: u64, owner: &mut Owner) {
-    let mut absent = Missing(missing::OWNER | missing::START);
     let data = offset!(sock_cgroup_data);
     let cgroup = offset!(sock_cgroup);
     let id = if data == ABSENT || cgroup == ABSENT || offset!(cgroup_subsys) != ABSENT {
@@ -157,50 +148,28 @@ fn unknown_owner(sk: u64, owner: &mut Owner) {
             _ => None,
         }
     };
-    owner.cgroup_id = absent.or_flag(id, missing::CGROUP);
-    owner.missing = absent.0;
-}
-
-#[inline(always)]
-fn addresses(sk: u64, absent: &mut Missing) -> Addresses {
-    let family = absent.or_flag(at::<u16>(sk, offset!(sock_family)), missing::ADDRESS);
-    let mut addresses = Addresses {
-        family,
-        // inet_num is cleared when the port is given back, before the last transition; inet_sport is not.
-        local_port: match at::<u16>(sk, offset!(inet_sport)) {
-            Some(port) => u16::from_be(port),
-            None => absent.or_flag(at(sk, offset!(sock_num)), missing::ADDRESS),
-        },
-        peer_port: u16::from_be(absent.or_flag(at(sk, offset!(sock_dport)), missing::ADDRESS)),
-        local: [0; 16],
-        peer: [0; 16],
-    };
-    if family == AF_INET6 {
-        addresses.local = absent.or_flag(at(sk, offset!(sock_saddr6)), missing::ADDRESS);
-        addresses.peer = absent.or_flag(at(sk, offset!(sock_daddr6)), missing::ADDRESS);
-    } else {
-        let local: [u8; 4] = absent.or_flag(at(sk, offset!(sock_saddr)), missing::ADDRESS);
-        let peer: [u8; 4] = absent.or_flag(at(sk, offset!(sock_daddr)), missing::ADDRESS);
-        addresses.local[..4].copy_from_slice(&local);
-        addresses.peer[..4].copy_from_slice(&peer);
+    owner.missing = missing::OWNER | missing::START;
+    match id {
+        Some(id) => owner.cgroup_id = id,
+        None => owner.missing |= missing::CGROUP,
     }
-    addresses
 }
 
+/// `None` when any part cannot be read.
 #[inline(always)]
 fn listener_key(sk: u64) -> Option<ListenerKey> {
-    let mut absent = Missing(0);
-    let found = addresses(sk, &mut absent);
+    let family: u16 = at(sk, offset!(sock_family))?;
     let net: u64 = at(sk, offset!(sock_net))?;
-    if absent.0 != 0 {
-        return None;
+    let port: u16 = at(sk, offset!(inet_sport))?;
+    let mut key =
+        ListenerKey { net, address: [0; 16], port: u32::from(u16::from_be(port)), family: u32::from(family) };
+    if family == AF_INET6 {
+        key.address = at(sk, offset!(sock_saddr6))?;
+    } else {
+        let address: [u8; 4] = at(sk, offset!(sock_saddr))?;
+        key.address[..4].copy_from_slice(&address);
     }
-    Some(ListenerKey {
-        net,
-        address: found.local,
-        port: u32::from(found.local_port),
-        family: u32::from(found.family),
-    })
+    Some(key)
 }
 
 /// Owner of the listening socket behind an accepted one: the one on its address, else on the wildcard, else on
@@ -227,45 +196,75 @@ fn accepting_owner(sk: u64, owner: &mut Owner) -> bool {
     }
 }
 
+/// Writes a field of a reserved record.
+macro_rules! put {
+    ($record:expr, $field:ident, $value:expr) => {{
+        let value = $value;
+        // SAFETY: see `report`.
+        unsafe { (&raw mut (*$record).body.$field).write_volatile(value) }
+    }};
+}
+
 #[inline(always)]
 fn report(sk: u64, socket: &TcpSocket, phase: FlowPhase, old_state: u32) {
     let kind = if matches!(phase, FlowPhase::Listening) { RecordKind::Listen } else { RecordKind::Flow };
     let Some(record) = reserve::<FlowRecord>(FLOW, kind, socket.owner.cgroup_id) else { return };
-    let mut absent = Missing(socket.owner.missing);
-    let found = addresses(sk, &mut absent);
-    let net: u64 = at(sk, offset!(sock_net)).unwrap_or(0);
-    let mut flags = socket.flags as u8;
-    let done = offset!(sock_done_bit);
-    let sock_flags: u64 = absent.or_flag(at(sk, offset!(sock_flags)), missing::BYTES);
-    if done < 64 && (sock_flags >> done) & 1 != 0 {
-        flags |= flow_flags::PEER_FINISHED;
-    }
-    let body = FlowBody {
-        flow_id: socket.flow_id,
-        first_seen_ns: socket.first_seen_ns,
-        bytes_sent: absent.or_flag(at(sk, offset!(tcp_bytes_sent)), missing::BYTES),
-        bytes_retransmitted: absent.or_flag(at(sk, offset!(tcp_bytes_retrans)), missing::BYTES),
-        bytes_received: absent.or_flag(at(sk, offset!(tcp_bytes_received)), missing::BYTES),
-        segments_out: absent.or_flag(at(sk, offset!(tcp_segs_out)), missing::PACKETS),
-        segments_in: absent.or_flag(at(sk, offset!(tcp_segs_in)), missing::PACKETS),
-        net_namespace: at(net, offset!(net_inum)).unwrap_or(0),
-        local_port: found.local_port,
-        peer_port: found.peer_port,
-        local_address: found.local,
-        peer_address: found.peer,
-        family: found.family,
-        socket_error: absent.or_flag(at::<u32>(sk, offset!(sock_err)), missing::RESULT) as u16,
-        phase: phase as u8,
-        direction: socket.direction as u8,
-        old_state: old_state as u8,
-        flags,
-    };
-    let mut header = task::header_for(&socket.owner, kind, FLOW_BYTES as u32);
-    header.missing = absent.0;
-    // SAFETY: reserved above for a FlowRecord.
+    // SAFETY: `record` is reserved for a FlowRecord; every byte is written here before the fields follow.
     unsafe {
-        (&raw mut (*record).header).write(header);
-        (&raw mut (*record).body).write(body);
+        (&raw mut (*record).header).write(task::header_for(&socket.owner, kind, FLOW_BYTES as u32));
+        (&raw mut (*record).body).write(FlowBody {
+            flow_id: socket.flow_id,
+            first_seen_ns: socket.first_seen_ns,
+            phase: phase as u8,
+            direction: socket.direction as u8,
+            old_state: old_state as u8,
+            flags: socket.flags as u8,
+            ..FlowBody::default()
+        });
     }
+    let mut absent = Missing(socket.owner.missing);
+    put!(record, bytes_sent, absent.read(sk, offset!(tcp_bytes_sent), missing::BYTES));
+    put!(record, bytes_retransmitted, absent.read(sk, offset!(tcp_bytes_retrans), missing::BYTES));
+    put!(record, bytes_received, absent.read(sk, offset!(tcp_bytes_received), missing::BYTES));
+    put!(record, segments_out, absent.read(sk, offset!(tcp_segs_out), missing::PACKETS));
+    put!(record, segments_in, absent.read(sk, offset!(tcp_segs_in), missing::PACKETS));
+    let error: u32 = absent.read(sk, offset!(sock_err), missing::RESULT);
+    put!(record, socket_error, error as u16);
+    let net: u64 = absent.read(sk, offset!(sock_net), missing::ADDRESS);
+    put!(record, net_namespace, absent.read(net, offset!(net_inum), missing::ADDRESS));
+    let done = offset!(sock_done_bit);
+    if done < 64 {
+        let sock_flags: u64 = absent.read(sk, offset!(sock_flags), missing::BYTES);
+        let finished = ((sock_flags >> done) & 1) as u8 * flow_flags::PEER_FINISHED;
+        put!(record, flags, socket.flags as u8 | finished);
+    } else {
+        absent.0 |= missing::BYTES;
+    }
+    report_addresses(sk, record, &mut absent);
+    // SAFETY: as above.
+    unsafe { (&raw mut (*record).header.missing).write_volatile(absent.0) };
     submit(FLOW, kind, record);
+}
+
+#[inline(always)]
+fn report_addresses(sk: u64, record: *mut FlowRecord, absent: &mut Missing) {
+    let family: u16 = absent.read(sk, offset!(sock_family), missing::ADDRESS);
+    put!(record, family, family);
+    // inet_num is cleared when the port is given back, before the last transition; inet_sport is not.
+    let local_port: u16 = absent.read(sk, offset!(inet_sport), missing::ADDRESS);
+    put!(record, local_port, u16::from_be(local_port));
+    let peer_port: u16 = absent.read(sk, offset!(sock_dport), missing::ADDRESS);
+    put!(record, peer_port, u16::from_be(peer_port));
+    if family == AF_INET6 {
+        put!(record, local_address, absent.read(sk, offset!(sock_saddr6), missing::ADDRESS));
+        put!(record, peer_address, absent.read(sk, offset!(sock_daddr6), missing::ADDRESS));
+    } else {
+        let local: [u8; 4] = absent.read(sk, offset!(sock_saddr), missing::ADDRESS);
+        let peer: [u8; 4] = absent.read(sk, offset!(sock_daddr), missing::ADDRESS);
+        // SAFETY: four of sixteen bytes, the others of which are 0 already.
+        unsafe {
+            (&raw mut (*record).body.local_address).cast::<[u8; 4]>().write_volatile(local);
+            (&raw mut (*record).body.peer_address).cast::<[u8; 4]>().write_volatile(peer);
+        }
+    }
 }
