@@ -6,6 +6,7 @@
 mod args;
 mod client;
 mod enroll;
+mod import;
 mod list;
 mod output;
 mod page;
@@ -95,7 +96,7 @@ async fn run(cli: Cli) -> Result<Ending, CliError> {
         Command::Query(args) => show::query(&cli.place, args, &out).await,
         Command::Coverage(args) => show::coverage(&cli.place, args, &out).await,
         Command::Verify(args) => verify::verify(args, &out),
-        Command::Import(args) => list::import(&cli.place, args, &out).await,
+        Command::Import(args) => import::import(&cli.place, args, &out).await,
         Command::Collectors => list::collectors(&cli.place, &out).await,
         Command::Status => list::status(&cli.place, &out).await,
         Command::Tenants => list::tenants(&cli.place, &out).await,

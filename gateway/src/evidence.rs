@@ -6,14 +6,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use activity_schema::SignedBatch;
 use activity_schema::api::{BatchResult, StreamAcked};
 use activity_schema::coverage::CoverageReport;
 use activity_schema::ids::{CollectorId, TenantId};
 use activity_schema::keys::PublicKey;
+use activity_schema::{Hash, SignedBatch};
 use activity_store::{
     Answer, Caller, CollectorStatus, ControlRecord, CoverageQuery, Enrolment, EventProof, Health,
-    IngestError, Query, QueryError, Revocation, Store, StoreConfig,
+    ImportDefaults, ImportError, ImportReport, IngestError, Query, QueryError, Revocation, Store, StoreConfig,
 };
 use uuid::Uuid;
 
@@ -36,6 +36,8 @@ pub enum EvidenceError {
     Ingest(#[source] IngestError),
     #[error("the question cannot be answered")]
     Question(#[source] QueryError),
+    #[error("the lines could not be imported")]
+    Import(#[source] ImportError),
     #[error("the record is not durable")]
     Control(#[source] activity_store::ControlError),
     #[error("the store failed: {0}")]
@@ -117,8 +119,8 @@ impl Evidence {
     }
 
     pub async fn checkpoint(&self, tenant: &TenantId) -> Result<Option<String>, EvidenceError> {
-        let _ = tenant;
-        Err(EvidenceError::Failed("checkpoints are not served yet".to_owned()))
+        let tenant = tenant.clone();
+        self.blocking(move |s| s.checkpoint(&tenant)).await
     }
 
     pub async fn inclusion(
@@ -126,12 +128,42 @@ impl Evidence {
         tenant: &TenantId,
         event: Uuid,
     ) -> Result<Option<EventProof>, EvidenceError> {
-        let _ = (tenant, event);
-        Err(EvidenceError::Failed("proofs are not served yet".to_owned()))
+        let tenant = tenant.clone();
+        self.blocking(move |s| s.inclusion(&tenant, event)).await
     }
 
     pub async fn tenants(&self) -> Result<Vec<TenantId>, EvidenceError> {
         self.blocking(|s| s.tenants()).await
+    }
+
+    /// Proof that the log of `old` batches is a prefix of that of `new`; `None` when it has no such sizes.
+    pub async fn consistency(
+        &self,
+        tenant: &TenantId,
+        old: u64,
+        new: u64,
+    ) -> Result<Option<Vec<Hash>>, EvidenceError> {
+        let tenant = tenant.clone();
+        self.blocking(move |s| s.consistency(&tenant, old, new)).await
+    }
+
+    /// Imports foreign lines; durable on return.
+    pub async fn import(
+        &self,
+        tenant: &TenantId,
+        defaults: ImportDefaults,
+        lines: impl std::io::Read + Send + 'static,
+    ) -> Result<ImportReport, EvidenceError> {
+        let tenant = tenant.clone();
+        let lines = std::io::BufReader::new(lines);
+        self.blocking(move |s| s.import(&tenant, &defaults, lines)).await?.map_err(|e| match e {
+            ImportError::Overloaded { .. } => EvidenceError::Busy {
+                reason: "the gateway is overloaded; the import stopped",
+                retry_after: Duration::from_secs(1),
+                unavailable: false,
+            },
+            other => EvidenceError::Import(other),
+        })
     }
 
     /// Durable on return.

@@ -65,6 +65,7 @@ impl From<EvidenceError> for Refusal {
             EvidenceError::Question(source) => Refusal::bad_request(source.to_string()),
             EvidenceError::Open(_)
             | EvidenceError::Ingest(_)
+            | EvidenceError::Import(_)
             | EvidenceError::Control(_)
             | EvidenceError::Failed(_) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "the store failed");

@@ -28,10 +28,12 @@ use crate::identity::Identity;
 
 /// Clocks of new collectors may be behind by this much.
 const BACKDATED: Duration = Duration::from_secs(300);
-const DAY: Duration = Duration::from_secs(24 * 3600);
 const CA_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// The server's certificate; renewed at start and once a day when less than a third is left.
 const SERVER_LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// Authorities that stay trusted, the current one among them. A collector learns of a new one at every renewal.
+const AUTHORITIES_MAX: usize = 8;
 
 /// Why the authority cannot do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -112,8 +114,8 @@ impl Authority {
         let params = ca_params(now);
         let own = params.self_signed(&key)?;
         let crossed = params.signed_by(&key, &self.issuer)?;
-        let ca_pem = format!("{}{}", own.pem(), self.ca_pem);
-        write_over(&self.dir.join("cross.pem"), &crossed.pem())?;
+        let ca_pem = newest(&format!("{}{}", own.pem(), self.ca_pem));
+        write_over(&self.dir.join("cross.pem"), &newest(&format!("{}{}", crossed.pem(), self.cross_pem())))?;
         write_over(&self.dir.join("ca.key"), &key.serialize_pem())?;
         write_over(&self.dir.join("ca.pem"), &ca_pem)?;
         let authority =
@@ -166,7 +168,7 @@ impl Authority {
         params.serial_number = Some(SerialNumber::from_slice(serial.as_bytes()));
         let not_after = validity(&mut params, issued_at, lifetime);
         let certificate = params.signed_by(key, &self.issuer)?;
-        Ok(Issued { certificate_pem: format!("{}{}", certificate.pem(), self.cross_pem()), serial, not_after })
+        Ok(Issued { certificate_pem: certificate.pem(), serial, not_after })
     }
 
     /// The server's chain and key, renewed first when little of its lifetime is left.
@@ -208,7 +210,7 @@ impl Authority {
         Ok(text.lines().filter(|l| !l.is_empty()).map(str::to_owned).collect())
     }
 
-    /// The current authority as the one before signed it; empty before the first rotation.
+    /// Every authority as the one before signed it, newest first: a chain from the current one to the first.
     fn cross_pem(&self) -> String {
         read_text(&self.dir.join("cross.pem")).unwrap_or_default()
     }
@@ -231,12 +233,18 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PkiErro
     all.ok().filter(|c| !c.is_empty()).ok_or_else(|| PkiError::Pem { path: path.to_owned() })
 }
 
+/// The first [`AUTHORITIES_MAX`] certificates of a PEM text.
+fn newest(pem: &str) -> String {
+    const END: &str = "-----END CERTIFICATE-----";
+    pem.split_inclusive(END).take(AUTHORITIES_MAX).filter(|c| c.contains(END)).map(|c| format!("{}\n", c.trim())).collect()
+}
+
 fn ca_params(now: Timestamp) -> CertificateParams {
     let serial = serial(now);
     let mut params = CertificateParams::default();
     params.distinguished_name = common_name(&format!("activity-gateway CA {}", serial.simple()));
-    // One level below: the next authority, signed by this one when it is replaced.
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
+    // Below it come leaves and, when it was replaced, its successors.
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     params.serial_number = Some(SerialNumber::from_slice(serial.as_bytes()));
     validity(&mut params, now, CA_LIFETIME);
@@ -277,7 +285,7 @@ fn validity(params: &mut CertificateParams, from: Timestamp, lifetime: Duration)
 fn expires_soon(certificate: &CertificateDer<'_>, now: Timestamp) -> bool {
     use x509_parser::prelude::FromDer as _;
     let parsed = x509_parser::certificate::X509Certificate::from_der(certificate);
-    let margin = SERVER_LIFETIME.max(DAY) / 3;
-    let seconds = now.as_nanos().div_euclid(1_000_000_000).saturating_add_unsigned(margin.as_secs());
+    let margin = (SERVER_LIFETIME / 3).as_secs();
+    let seconds = now.as_nanos().div_euclid(1_000_000_000).saturating_add_unsigned(margin);
     parsed.map_or(true, |(_, c)| c.validity().not_after.timestamp() < seconds)
 }

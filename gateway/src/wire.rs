@@ -6,7 +6,7 @@ use activity_schema::Timestamp;
 use activity_schema::coverage::{CoverageReport, EventClass};
 use activity_schema::event::{Plane, Status, Trust};
 use activity_schema::ids::{CollectorId, HostId, InstanceId, TenantId};
-use activity_store::{CoverageQuery, Query};
+use activity_store::{CoverageQuery, ImportReport, Query};
 use serde::{Deserialize, Serialize};
 
 /// Media type of answers with events: one JSON document a line.
@@ -142,6 +142,45 @@ pub struct OperatorAnswer {
 pub enum RevokeRequest {
     Collector { tenant: TenantId, collector: CollectorId, reason: String },
     Operator { name: String, reason: String },
+}
+
+/// Parameters of `POST /v1/import`; the body is one foreign `activity.event/v1` document a line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ImportParams {
+    pub tenant: TenantId,
+    /// Where lines come from whose own ids are not ids here.
+    pub host: HostId,
+    pub instance: InstanceId,
+}
+
+/// Answer to an import.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportAnswer {
+    pub stored: u64,
+    pub refused: u64,
+    pub keys_stripped: u64,
+    pub refusals: Vec<LineRefusal>,
+}
+
+/// A line that was not imported.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LineRefusal {
+    /// From 1.
+    pub line: u64,
+    pub reason: String,
+}
+
+impl From<ImportReport> for ImportAnswer {
+    fn from(report: ImportReport) -> Self {
+        let refusals = report.refusals.into_iter();
+        ImportAnswer {
+            stored: report.stored,
+            refused: report.refused,
+            keys_stripped: report.keys_stripped,
+            refusals: refusals.map(|(line, reason)| LineRefusal { line, reason }).collect(),
+        }
+    }
 }
 
 /// Answer to [`RevokeRequest`].

@@ -220,6 +220,12 @@ pub struct VerifyArgs {
 pub struct ImportArgs {
     /// One activity.event/v1 document a line; - reads standard input.
     pub file: PathBuf,
+    /// Host of lines whose own is not an id here.
+    #[arg(long, default_value = "imported")]
+    pub host: HostId,
+    /// Instance of lines whose own is not an id here.
+    #[arg(long, default_value = "imported")]
+    pub instance: InstanceId,
 }
 
 #[derive(Debug, Clone, Args)]

@@ -59,6 +59,10 @@ impl Client {
         self.ask(Method::POST, path, serde_json::to_vec(body)?.into()).await
     }
 
+    pub(super) async fn post_bytes(&self, path: &str, body: Bytes) -> Result<Bytes, CliError> {
+        self.ask(Method::POST, path, body).await
+    }
+
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, CliError> {
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect());
         let mut sender = connecting

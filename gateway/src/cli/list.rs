@@ -1,8 +1,8 @@
-//! Commands that list: collectors, tenants, status; and import.
+//! Commands that list: collectors, tenants, status.
 
 use serde_json::{Value, json};
 
-use super::args::{Format, ImportArgs, Place};
+use super::args::{Format, Place};
 use super::output::Output;
 use super::source::Source;
 use super::{CliError, Ending};
@@ -76,11 +76,6 @@ pub(super) async fn status(place: &Place, out: &Output) -> Result<Ending, CliErr
         out.text(&format!("{}\n", escape(&line)))?;
     }
     Ok(Ending::Complete)
-}
-
-pub(super) async fn import(place: &Place, args: ImportArgs, out: &Output) -> Result<Ending, CliError> {
-    let _ = (place, args, out);
-    Err(CliError::Usage("import is not served yet".into()))
 }
 
 fn collector_line(collector: &Value) -> String {

@@ -1,10 +1,132 @@
-//! Offline verification of a store.
+//! Offline verification of a store: what holds, what does not, what cannot be told from the store alone.
 
-use super::args::VerifyArgs;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
+
+use activity_store::{Progress, Severity, TenantVerified, VerifyOptions, VerifyReport, evidence_files, verify_store};
+use anyhow::Context as _;
+
+use super::args::{Format, VerifyArgs};
 use super::output::Output;
+use super::proof::read_key;
 use super::{CliError, Ending};
+use crate::story::{bytes, escape};
+
+/// How often progress is drawn.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
 pub(super) fn verify(args: VerifyArgs, out: &Output) -> Result<Ending, CliError> {
-    let _ = (args, out);
-    Err(CliError::Usage("verify is not served yet".into()))
+    let files = evidence_files(&args.store);
+    if files.is_empty() {
+        return Err(CliError::Usage(format!("{} holds no store", args.store.display())));
+    }
+    if args.list {
+        for file in &files {
+            out.text(&format!("{}\n", escape(&file.display().to_string())))?;
+        }
+        return Ok(Ending::Complete);
+    }
+    let checkpoint = args.checkpoint.as_ref().map(|path| {
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the checkpoint {}", path.display()))
+    });
+    let options = VerifyOptions {
+        trust: args.trust.as_deref().map(read_key).transpose()?,
+        checkpoint: checkpoint.transpose()?,
+        strict: args.strict,
+    };
+    let mut drawing = Drawing::new();
+    let report = verify_store(&args.store, &options, &mut |progress| drawing.draw(&progress));
+    drawing.clear();
+    match out.format {
+        Format::Text => out.text(&text(&report))?,
+        Format::Json | Format::Ndjson => out.document(&report)?,
+    }
+    if report.ok {
+        return Ok(Ending::Complete);
+    }
+    Err(CliError::Integrity(why(&report)))
+}
+
+/// The report in words: tenants, then what is amiss, then what is not established.
+fn text(report: &VerifyReport) -> String {
+    let mut lines = vec![format!("verify    {}", if report.ok { "ok" } else { "FAILED" })];
+    if let (Some(store), Some(key)) = (&report.store_id, &report.gateway_key) {
+        lines.push(format!("store     {store} · signed by {key}"));
+    }
+    lines.push(format!("read      {} files, {} control records", report.files, report.control_records));
+    lines.extend(report.tenants.iter().map(tenant));
+    for problem in &report.problems {
+        let severity = match problem.severity {
+            Severity::Damage => "DAMAGE    ",
+            Severity::Unfinished => "unfinished",
+        };
+        let at = problem.leaf_index.map(|leaf| format!(" batch {leaf}")).unwrap_or_default();
+        let of = problem.tenant.as_ref().map(|t| format!(" of {t}")).unwrap_or_default();
+        lines.push(format!("{severity}{at}{of} in {}: {}", problem.file, problem.what));
+    }
+    lines.extend(report.not_established.iter().map(|what| format!("unproven  {what}")));
+    let mut out = String::new();
+    for line in lines {
+        out.push_str(&escape(&line));
+        out.push('\n');
+    }
+    out
+}
+
+fn tenant(t: &TenantVerified) -> String {
+    let mut parts = vec![format!("{} batches, {} events, {} streams", t.batches, t.events, t.streams)];
+    for (count, what) in [
+        (t.elided, "lines kept as hashes"),
+        (t.erased, "lines erased"),
+        (t.forks, "forks"),
+        (t.headers_alone, "headers alone"),
+    ] {
+        if count > 0 {
+            parts.push(format!("{count} {what}"));
+        }
+    }
+    let signed = t.checkpoint_size.map_or_else(|| "no checkpoint".to_owned(), |n| format!("checkpoint at {n}"));
+    format!("tenant    {} · {} · log of {} ({signed})", t.tenant, parts.join(", "), t.log_size)
+}
+
+/// Names the first damaged batch; the report has them all.
+fn why(report: &VerifyReport) -> String {
+    let damage = || report.problems.iter().filter(|p| p.severity == Severity::Damage);
+    match damage().next() {
+        Some(first) => {
+            let batch = first.leaf_index.map(|leaf| format!("batch {leaf} ")).unwrap_or_default();
+            let more = damage().count() - 1;
+            let more = if more > 0 { format!("; {more} more problems") } else { String::new() };
+            format!("the evidence fails verification: {batch}in {}: {}{more}", first.file, first.what)
+        }
+        None => "not everything is established, as --strict asks; see the report".to_owned(),
+    }
+}
+
+/// A line of progress on standard error, when that is a terminal.
+struct Drawing {
+    shown: bool,
+    last: Option<Instant>,
+}
+
+impl Drawing {
+    fn new() -> Self {
+        Drawing { shown: std::io::stderr().is_terminal(), last: None }
+    }
+
+    fn draw(&mut self, progress: &Progress) {
+        if !self.shown || self.last.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL) {
+            return;
+        }
+        self.last = Some(Instant::now());
+        let show = |n: u64| bytes(i64::try_from(n).unwrap_or(i64::MAX));
+        let (done, total) = (show(progress.bytes_done), show(progress.bytes_total));
+        let _ = write!(std::io::stderr(), "\r\x1b[Kverifying {done} of {total} · {}", escape(&progress.file));
+    }
+
+    fn clear(&mut self) {
+        if self.last.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
 }

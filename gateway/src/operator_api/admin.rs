@@ -4,20 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use activity_schema::ids::is_id;
-use activity_store::{ControlRecord, ReadAudit, Revocation};
+use activity_store::{ControlRecord, ImportDefaults, ReadAudit, Revocation};
 use axum::body::Body;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::response::Response;
+use bytes::Buf as _;
 use http::{HeaderMap, StatusCode};
 
 use super::tenant::Operator;
 use crate::clock;
 use crate::gateway::Gateway;
-use crate::http::{Refusal, json, read_json};
+use crate::http::{Refusal, json, read_body, read_json};
 use crate::identity::{Identity, OperatorIdentity, Role};
 use crate::tokens::{Grant, IssueError};
 use crate::wire::{
-    OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest,
+    ImportAnswer, ImportParams, OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest,
 };
 
 type Answer = Result<Response, Refusal>;
@@ -114,6 +115,24 @@ pub async fn revoke(
         }
     }
     Ok(json(StatusCode::OK, &RevokeAnswer { revoked_at: now }))
+}
+
+/// Most bytes of one import.
+const IMPORT_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Takes in foreign lines as derived evidence of a tenant that is named, new or not.
+pub async fn import(
+    State(gateway): State<Arc<Gateway>>,
+    Operator(operator): Operator,
+    Query(params): Query<ImportParams>,
+    headers: HeaderMap,
+    body: Body,
+) -> Answer {
+    require_admin(&gateway, &operator, "/v1/import")?;
+    let lines = read_body(&headers, body, IMPORT_BYTES_MAX).await?;
+    let defaults = ImportDefaults { host: params.host, instance: params.instance };
+    let report = gateway.evidence.import(&params.tenant, defaults, lines.reader()).await?;
+    Ok(json(StatusCode::OK, &ImportAnswer::from(report)))
 }
 
 fn require_admin(

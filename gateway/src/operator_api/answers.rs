@@ -80,3 +80,14 @@ pub async fn checkpoint(State(gateway): State<Arc<Gateway>>, asked: Asked) -> An
     let note = note.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "the tenant's log is empty"))?;
     Ok(respond(StatusCode::OK, "text/plain; charset=utf-8", note))
 }
+
+/// Proof that a log of `old` batches is a prefix of one of `new` (RFC 6962 section 2.1.2).
+pub async fn consistency(
+    State(gateway): State<Arc<Gateway>>,
+    asked: Asked,
+    Path((old, new)): Path<(u64, u64)>,
+) -> Answer {
+    let path = gateway.evidence.consistency(&asked.tenant, old, new).await?;
+    let path = path.ok_or_else(|| Refusal::new(StatusCode::NOT_FOUND, "the log has no such sizes"))?;
+    Ok(json(StatusCode::OK, &value!({"old": old, "new": new, "path": path})))
+}
