@@ -19,6 +19,8 @@ use crate::read::{self, Speaker};
 const EPOCHS_MAX: usize = 1024;
 /// Stops and starts kept a collector.
 const TURNS_MAX: usize = 4096;
+/// Names under which a collector speaks of itself; beyond it any instance may be such a name.
+const OWN_MAX: usize = 64;
 /// Canary results kept a collector.
 const CANARIES_MAX: usize = 4096;
 /// A batch that claims times this far after its receipt has a wrong clock, nanoseconds.
@@ -27,6 +29,8 @@ const AHEAD_NS_MAX: i64 = 1_000_000_000;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Collector {
     host: Option<String>,
+    /// Instances under which it speaks of itself: those of its starts and heartbeats.
+    own: BTreeSet<String>,
     epochs: BTreeMap<Epoch, EpochState>,
     stops: BTreeSet<i64>,
     /// Starts and restarts.
@@ -72,6 +76,7 @@ impl Collector {
             from: min.min(max),
             to: max.max(min).saturating_add(1),
             instance: None,
+            placed: true,
             classes: ClassSet::of_priority(facts.stream.class),
             cause,
             count,
@@ -117,6 +122,9 @@ impl Collector {
 
     pub(crate) fn apply_event(&mut self, event: &Event<'_>, kind: &str, speaker: &Speaker<'_>) {
         let at = event.occurred_at.as_nanos();
+        if matches!(kind, "started" | "restarted" | "stopped" | "heartbeat") && self.own.len() < OWN_MAX {
+            self.own.insert(event.correlation.instance_id.as_str().to_owned());
+        }
         match kind {
             "loss" => {
                 self.losses.put(MarkId::Event(event.event_id), read::loss(event, speaker));
@@ -266,6 +274,15 @@ impl Collector {
         }
     }
 
+    /// Whether something missing may be missing of the instance.
+    ///
+    /// A loss that names no cgroup, under the collector's own name, is one that the collector could not place.
+    pub(crate) fn touches(&self, mark: &Mark, instance: &str) -> bool {
+        let Some(named) = mark.instance.as_deref() else { return true };
+        let own = || self.own.len() >= OWN_MAX || self.own.contains(named);
+        named == instance || !self.declarations.knows(named) || (!mark.placed && own())
+    }
+
     pub(crate) fn life(&self) -> Life {
         Life::of(self.epochs.values())
     }
@@ -308,6 +325,7 @@ impl Collector {
                         from: after.min(hole.before),
                         to: after.max(hole.before).saturating_add(1),
                         instance: None,
+                        placed: false,
                         classes: ClassSet::of_priority(priority),
                         cause: Cause::Hole,
                         count: (last - first).saturating_add(1),
@@ -334,6 +352,7 @@ impl Collector {
                 from: seen_before.map_or(i64::MIN, |(at, _)| *at),
                 to: seen_after.map_or(i64::MAX, |(at, _)| *at),
                 instance: None,
+                placed: false,
                 classes: ClassSet::all(),
                 cause: Cause::CanaryMissing,
                 count: 0,

@@ -143,6 +143,8 @@ pub(crate) struct Mark {
     pub(crate) to: i64,
     /// `None`: every instance of the collector. An instance that the collector never declared means the same.
     pub(crate) instance: Option<String>,
+    /// The instance is where it happened. Otherwise it may be no more than who reported it.
+    pub(crate) placed: bool,
     pub(crate) classes: ClassSet,
     pub(crate) cause: Cause,
     pub(crate) count: u64,
@@ -169,6 +171,7 @@ impl Mark {
             from: self.from.min(other.from),
             to: self.to.max(other.to),
             instance: if self.instance == other.instance { self.instance } else { None },
+            placed: self.placed && other.placed,
             classes: self.classes.union(other.classes),
             cause: self.cause,
             count: self.count.saturating_add(other.count),
@@ -219,7 +222,7 @@ impl Marks {
         let older: Vec<Mark> = all.into_iter().map(|(_, mark)| mark).collect();
         let same_thing = |mark: &Mark| {
             let stream = mark.sequences.as_ref().map(|s| (s.epoch.clone(), s.priority));
-            (mark.cause, mark.classes, mark.instance.clone(), stream)
+            (mark.cause, mark.classes, mark.instance.clone(), mark.placed, stream)
         };
         let mut folded = fold(older, same_thing);
         if folded.len() > MARKS_MAX / 4 {
@@ -258,6 +261,7 @@ mod tests {
             from: at,
             to: at + 1,
             instance: Some(instance.to_owned()),
+            placed: true,
             classes: ClassSet::all(),
             cause: Cause::RingFull,
             count: 1,
@@ -290,7 +294,7 @@ mod tests {
         for instances in [1, 9_000_i64] {
             let mut marks = Marks::default();
             for at in 0..40_000_i64 {
-                let id = MarkId::Event(Uuid::from_u128(at as u128));
+                let id = MarkId::Event(Uuid::from_u128(at.unsigned_abs().into()));
                 marks.put(id, mark(at * 10, &format!("i{}", at % instances)));
             }
             assert!(marks.len() <= MARKS_MAX);

@@ -71,9 +71,8 @@ fn hidden(asked: &Asked<'_>, window: Window) -> (u64, u64) {
         None => true,
     };
     let mine = |collector: &Collector, mark: &Mark| {
-        let instance = mark.instance.as_deref().filter(|i| collector.declarations.knows(i));
-        mark.overlaps(window.from, window.to)
-            && instance.zip(asked.request.instance.as_deref()).is_none_or(|(a, b)| a == b)
+        let asked_of = asked.request.instance.as_deref();
+        mark.overlaps(window.from, window.to) && asked_of.is_none_or(|i| collector.touches(mark, i))
     };
     let (mut elided, mut forks) = (0_u64, 0_u64);
     for collector in asked.collectors.values().filter(speaks) {

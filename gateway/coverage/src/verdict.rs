@@ -64,10 +64,7 @@ pub(crate) struct Stretch<'i> {
 
 impl<'i> Witness<'i> {
     pub(crate) fn new(name: &'i str, collector: &'i Collector, instance: &str, window: Window) -> Self {
-        let mine = |mark: &&Mark| {
-            mark.overlaps(window.from, window.to)
-                && mark.instance.as_deref().is_none_or(|i| i == instance || !collector.declarations.knows(i))
-        };
+        let mine = |mark: &&Mark| mark.overlaps(window.from, window.to) && collector.touches(mark, instance);
         let (holes, gaps) = (collector.holes(), collector.canary_gaps());
         let all = collector.losses.iter().chain(collector.aged.iter()).chain(&holes).chain(&gaps);
         let mut marks: Vec<Mark> = all.filter(mine).cloned().collect();

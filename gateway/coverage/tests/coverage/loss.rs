@@ -98,6 +98,19 @@ fn a_loss_of_another_instance_does_not_taint_but_one_of_nobody_does() {
 }
 
 #[test]
+fn a_loss_that_the_collector_could_not_place_taints_all_its_instances() {
+    let of = |cgroup: Option<&'static str>| {
+        with(move |c| {
+            c.own = "j";
+            c.loss("j", 40, Loss::of(&["process.exec"], 20, 30, 12));
+            c.last_event().payload.set_some("cgroup", cgroup);
+        })
+    };
+    assert_eq!(lost(&of(None), Process), 12, "its own name only says who reports");
+    assert!(of(Some("4711")).complete, "a cgroup says where");
+}
+
+#[test]
 fn a_loss_without_a_beginning_may_have_begun_at_any_time() {
     let report = with(|c| {
         c.loss("i", 40, Loss::of(&["process.exec"], 20, 30, 12));

@@ -109,6 +109,7 @@ fn life(dice: &mut Dice, name: &str) -> Vec<Fact> {
     let mut t = dice.time(8);
     let mut epoch = 1;
     let mut c = Collector::new(name, "e1");
+    c.own = dice.of(&["unknown", "unknown", "i", "j"]);
     // Every second life is a calm one: answers must also be complete.
     let calm = dice.percent(50);
     let rates = match calm {

@@ -328,7 +328,10 @@ impl Told<'_> {
                     priority_classes(priority).contains(&class)
                 }
             };
-            let mine = self.speaks_of(Some(event.correlation.instance_id.as_str()), instance);
+            let of = event.correlation.instance_id.as_str();
+            let life = self.named(&["started", "restarted", "stopped", "heartbeat"]);
+            let own = life.iter().any(|e| e.correlation.instance_id == of);
+            let mine = own || self.speaks_of(Some(of), instance);
             if !(of_class && mine && touches(first, last)) {
                 continue;
             }

@@ -17,6 +17,7 @@ pub fn at(seconds: i64) -> Timestamp {
 }
 
 #[derive(Debug, Clone)]
+#[expect(clippy::large_enum_variant, reason = "histories in tests are short")]
 pub enum Fact {
     Batch(BatchFacts),
     Event(Box<Event<'static>>),
@@ -28,6 +29,8 @@ pub struct Collector {
     pub name: String,
     pub epoch: String,
     pub host: String,
+    /// The instance under which it speaks of itself.
+    pub own: &'static str,
     /// Last sequence, by priority.
     pub last: [u64; 3],
     pub facts: Vec<Fact>,
@@ -46,6 +49,7 @@ impl Collector {
             name: name.to_owned(),
             epoch: epoch.to_owned(),
             host: format!("host-of-{name}"),
+            own: "unknown",
             last: [0; 3],
             facts: Vec::new(),
             ids: (salt << 40) & (u128::MAX >> 1),
@@ -55,7 +59,7 @@ impl Collector {
 
     /// The same collector with a new spool.
     pub fn reborn(&self, epoch: &str) -> Self {
-        Collector::new(&self.name, epoch)
+        Collector { own: self.own, ..Collector::new(&self.name, epoch) }
     }
 
     pub fn stream(&self, class: Class) -> StreamId {
@@ -153,15 +157,15 @@ impl Collector {
     }
 
     pub fn started(&mut self, seconds: i64) {
-        self.say("telemetry.started", "unknown", seconds, object([("spool_state", "fresh".into())]));
+        self.say("telemetry.started", self.own, seconds, object([("spool_state", "fresh".into())]));
     }
 
     pub fn restarted(&mut self, seconds: i64, spool_state: &'static str) {
-        self.say("telemetry.restarted", "unknown", seconds, object([("spool_state", spool_state.into())]));
+        self.say("telemetry.restarted", self.own, seconds, object([("spool_state", spool_state.into())]));
     }
 
     pub fn stopped(&mut self, seconds: i64) {
-        self.say("telemetry.stopped", "unknown", seconds, Payload::new());
+        self.say("telemetry.stopped", self.own, seconds, Payload::new());
     }
 
     pub fn config(&mut self, instance: &str, seconds: i64, classes: &[(EventClass, &str)]) {
@@ -211,7 +215,7 @@ impl Collector {
             .collect();
         let payload =
             object([("streams", Value::List(streams)), ("clock_error_ns", self.clock_error_ns.into())]);
-        self.say("telemetry.heartbeat", "unknown", seconds, payload);
+        self.say("telemetry.heartbeat", self.own, seconds, payload);
     }
 
     pub fn loss(&mut self, instance: &str, seconds: i64, loss: Loss) -> Uuid {
