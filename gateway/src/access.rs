@@ -79,8 +79,8 @@ impl Access {
         }
         if operators_file.exists() {
             let text = pki::read_text(&operators_file)?;
-            state.operators = serde_json::from_str(&text)
-                .map_err(|_| PkiError::Pem { path: operators_file.clone() })?;
+            state.operators =
+                serde_json::from_str(&text).map_err(|_| PkiError::Pem { path: operators_file.clone() })?;
         }
         Ok(Access { state: RwLock::new(state), revocations: watch::Sender::new(0), operators_file })
     }

@@ -1,11 +1,10 @@
-//! Reads on the record. Equal reads are gathered and written as one control record, so that a caller who asks in
-//! a loop cannot fill the journal.
+//! Refused reads on the record. Equal ones are gathered and written as one control record, so that a caller who
+//! asks in a loop cannot fill the journal.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use activity_schema::ids::TenantId;
 use activity_store::{ControlRecord, ReadAudit};
 
 use crate::evidence::Evidence;
@@ -15,59 +14,39 @@ pub const FLUSH_INTERVAL: Duration = Duration::from_secs(10);
 /// Different reads gathered at once; further ones are counted together.
 const KINDS_MAX: usize = 1_024;
 
-/// What makes two reads equal.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Read {
-    principal: String,
-    action: &'static str,
-    /// The tenant that was read; none for a refusal, which never says whether the tenant exists.
-    tenant: Option<TenantId>,
-    refused: bool,
-}
+/// What makes two reads equal: who asked, and for what. Which tenant was asked for is left out; it may not exist.
+type Read = (String, &'static str);
 
-/// Reads since the last flush.
+/// Refused reads since the last flush.
 #[derive(Debug, Default)]
 pub struct Audit {
-    reads: Mutex<BTreeMap<Read, u64>>,
+    refused: Mutex<BTreeMap<Read, u64>>,
 }
 
 impl Audit {
-    pub fn allowed(&self, principal: &str, action: &'static str, tenant: &TenantId) {
-        self.note(Read {
-            principal: principal.to_owned(),
-            action,
-            tenant: Some(tenant.clone()),
-            refused: false,
-        });
-    }
-
     pub fn refused(&self, principal: &str, action: &'static str) {
-        self.note(Read { principal: principal.to_owned(), action, tenant: None, refused: true });
-    }
-
-    fn note(&self, read: Read) {
-        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = reads.len() >= KINDS_MAX && !reads.contains_key(&read);
-        let read =
-            if full { Read { principal: "several".into(), tenant: None, ..read } } else { read };
-        *reads.entry(read).or_insert(0) += 1;
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = (principal.to_owned(), action);
+        let full = refused.len() >= KINDS_MAX && !refused.contains_key(&read);
+        let read = if full { ("several".to_owned(), action) } else { read };
+        *refused.entry(read).or_insert(0) += 1;
     }
 
     /// Writes what was gathered. What cannot be written is logged and kept for the next time.
     pub async fn flush(&self, evidence: &Evidence) {
-        let gathered = std::mem::take(&mut *self.reads.lock().unwrap_or_else(PoisonError::into_inner));
-        for (read, count) in gathered {
+        let gathered = std::mem::take(&mut *self.refused.lock().unwrap_or_else(PoisonError::into_inner));
+        for ((principal, action), count) in gathered {
             let record = ControlRecord::Read(ReadAudit {
-                tenant: read.tenant.clone(),
-                principal: read.principal.clone(),
-                action: read.action.to_owned(),
-                refused: read.refused,
+                tenant: None,
+                principal: principal.clone(),
+                action: action.to_owned(),
+                refused: true,
                 detail: format!("{count} times"),
             });
             if let Err(error) = evidence.record(record).await {
-                tracing::warn!(error = &error as &dyn std::error::Error, "reads could not be audited yet");
-                let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
-                *reads.entry(read).or_insert(0) += count;
+                tracing::warn!(error = &error as &dyn std::error::Error, "refusals could not be audited yet");
+                let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+                *refused.entry((principal, action)).or_insert(0) += count;
             }
         }
     }

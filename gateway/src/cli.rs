@@ -93,7 +93,7 @@ async fn run(cli: Cli) -> Result<Ending, CliError> {
     let out = Output::new(&cli.shown);
     match cli.command {
         Command::Timeline(args) => show::timeline(&cli.place, args, &out).await,
-        Command::Query(args) => show::query(&cli.place, args, &out).await,
+        Command::Query(args) => show::query(&cli.place, *args, &out).await,
         Command::Coverage(args) => show::coverage(&cli.place, args, &out).await,
         Command::Verify(args) => verify::verify(args, &out),
         Command::Import(args) => import::import(&cli.place, args, &out).await,

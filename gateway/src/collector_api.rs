@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use activity_schema::SignedBatch;
 use activity_schema::Timestamp;
 use activity_schema::api::{
     BATCHES_MEDIA_TYPE, BatchesAnswer, CertificateAnswer, EnrollRequest, REQUEST_BATCHES_MAX,
@@ -10,7 +11,6 @@ use activity_schema::api::{
 };
 use activity_schema::ids::Epoch;
 use activity_schema::keys::PublicKey;
-use activity_schema::SignedBatch;
 use activity_store::{ControlRecord, Enrolment, Instances};
 use axum::body::Body;
 use axum::extract::{Extension, State};
@@ -21,8 +21,8 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderMap, StatusCode};
 
 use crate::clock;
-use crate::gateway::{BUDGET_UNIT, Connection, Gateway};
-use crate::http::{Refusal, declared_bytes, json, read_body, read_json};
+use crate::gateway::{Connection, Gateway};
+use crate::http::{Refusal, declared_bytes, json, read_body, read_json, unknown_path};
 use crate::identity::{CollectorIdentity, Identity};
 use crate::pki::{Issued, PkiError};
 use crate::tokens::UseError;
@@ -38,6 +38,8 @@ pub fn router(gateway: Arc<Gateway>) -> axum::Router {
         .route("/v1/renew", post(renew))
         .route("/v1/batches", post(batches))
         .route("/v1/streams", get(streams))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_path)
         .with_state(gateway)
 }
 
@@ -89,17 +91,16 @@ async fn batches(
     headers: HeaderMap,
     body: Body,
 ) -> Answer {
-    gateway.collector(&connection, clock::now())?;
+    let identity = gateway.collector(&connection, clock::now())?;
     if headers.get(CONTENT_TYPE).is_none_or(|t| t.as_bytes() != BATCHES_MEDIA_TYPE.as_bytes()) {
         return Err(Refusal::new(
             StatusCode::UNSUPPORTED_MEDIA_TYPE,
             format!("batches are sent as {BATCHES_MEDIA_TYPE}"),
         ));
     }
-    let bytes_max = declared_bytes(&headers).and_then(|n| usize::try_from(n).ok());
-    let reserved = bytes_max.unwrap_or(REQUEST_BYTES_MAX).min(REQUEST_BYTES_MAX).div_ceil(BUDGET_UNIT);
-    let units = u32::try_from(reserved.max(1)).unwrap_or(u32::MAX);
-    let Ok(_memory) = Arc::clone(&gateway.budget).try_acquire_many_owned(units) else {
+    let declared = declared_bytes(&headers).and_then(|n| usize::try_from(n).ok());
+    let bytes = declared.unwrap_or(REQUEST_BYTES_MAX).min(REQUEST_BYTES_MAX);
+    let Some(_memory) = gateway.reserve(&identity.tenant, bytes) else {
         let reason = "too many batches are being received; nothing was stored";
         return Err(Refusal::busy(StatusCode::TOO_MANY_REQUESTS, reason, BUDGET_RETRY));
     };

@@ -174,9 +174,8 @@ impl fmt::Display for Origin {
 fn read_file(path: &Path) -> Result<Vec<(&'static str, String)>, ConfigError> {
     let text = std::fs::read_to_string(path)
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let table: toml::Table = text
-        .parse()
-        .map_err(|e| ConfigError::Toml { path: path.to_owned(), source: Box::new(e) })?;
+    let table: toml::Table =
+        text.parse().map_err(|e| ConfigError::Toml { path: path.to_owned(), source: Box::new(e) })?;
     let mut values = Vec::new();
     flatten(path, "", &table, &mut values)?;
     Ok(values)
@@ -203,7 +202,11 @@ fn flatten(
                     toml::Value::Integer(number) => number.to_string(),
                     other => {
                         let value = other.to_string();
-                        return Err(ConfigError::Value { key: known.name, value, wanted: "text or a whole number" });
+                        return Err(ConfigError::Value {
+                            key: known.name,
+                            value,
+                            wanted: "text or a whole number",
+                        });
                     }
                 };
                 values.push((known.name, text));

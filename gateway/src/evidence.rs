@@ -13,7 +13,8 @@ use activity_schema::keys::PublicKey;
 use activity_schema::{Hash, SignedBatch};
 use activity_store::{
     Answer, Caller, CollectorStatus, ControlRecord, CoverageQuery, Enrolment, EventProof, Health,
-    ImportDefaults, ImportError, ImportReport, IngestError, Query, QueryError, Revocation, Store, StoreConfig,
+    ImportDefaults, ImportError, ImportReport, IngestError, Query, QueryError, Revocation, Store,
+    StoreConfig,
 };
 use uuid::Uuid;
 

@@ -1,13 +1,14 @@
 //! The server's shared state, and the decisions that both listeners take the same way.
 
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex as StdMutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use activity_schema::Timestamp;
 use activity_schema::ids::TenantId;
 use http::StatusCode;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
 use crate::access::Access;
 use crate::audit::Audit;
@@ -21,8 +22,10 @@ use crate::tokens::Tokens;
 
 /// Bytes of batch bodies held at once, in units of [`BUDGET_UNIT`].
 const BUDGET_UNITS: usize = 256 * 1024 * 1024 / BUDGET_UNIT;
+/// Share of one tenant: a flood of one leaves room for the others.
+const TENANT_BUDGET_UNITS: usize = BUDGET_UNITS / 4;
 /// Unit of the body budget, bytes.
-pub const BUDGET_UNIT: usize = 64 * 1024;
+const BUDGET_UNIT: usize = 64 * 1024;
 
 /// What the handlers need to know of the configuration.
 #[derive(Debug, Clone)]
@@ -44,8 +47,9 @@ pub struct Gateway {
     pub metrics: Metrics,
     pub audit: Audit,
     pub ingest: Watch,
-    /// Bounds the memory of batch bodies over all connections.
-    pub budget: Arc<Semaphore>,
+    /// Bounds the memory of batch bodies, over all connections and for each tenant.
+    budget: Arc<Semaphore>,
+    tenant_budgets: StdMutex<BTreeMap<TenantId, Arc<Semaphore>>>,
     /// One enrolment or renewal at a time: checking a name and taking it are one step.
     pub enrolling: Mutex<()>,
     authority: RwLock<Arc<Authority>>,
@@ -76,6 +80,7 @@ impl Gateway {
             audit: Audit::default(),
             ingest: Watch::default(),
             budget: Arc::new(Semaphore::new(BUDGET_UNITS)),
+            tenant_budgets: StdMutex::new(BTreeMap::new()),
             enrolling: Mutex::new(()),
             authority: RwLock::new(Arc::new(authority)),
         })
@@ -107,11 +112,7 @@ impl Gateway {
     }
 
     /// The collector at the other end.
-    pub fn collector(
-        &self,
-        connection: &Connection,
-        now: Timestamp,
-    ) -> Result<CollectorIdentity, Refusal> {
+    pub fn collector(&self, connection: &Connection, now: Timestamp) -> Result<CollectorIdentity, Refusal> {
         match &self.authenticate(connection, now)?.identity {
             Identity::Collector(collector) => Ok(collector.clone()),
             Identity::Operator(_) => {
@@ -128,6 +129,19 @@ impl Gateway {
                 Err(Refusal::new(StatusCode::FORBIDDEN, "only an operator's certificate may do this"))
             }
         }
+    }
+
+    /// Room for a body of so many bytes; `None` when the gateway or the tenant has too many under way.
+    pub fn reserve(&self, tenant: &TenantId, bytes: usize) -> Option<[OwnedSemaphorePermit; 2]> {
+        let units = u32::try_from(bytes.div_ceil(BUDGET_UNIT).max(1)).ok()?;
+        let own = {
+            let mut budgets = self.tenant_budgets.lock().unwrap_or_else(PoisonError::into_inner);
+            let fresh = || Arc::new(Semaphore::new(TENANT_BUDGET_UNITS));
+            Arc::clone(budgets.entry(tenant.clone()).or_insert_with(fresh))
+        };
+        let own = own.try_acquire_many_owned(units).ok()?;
+        let all = Arc::clone(&self.budget).try_acquire_many_owned(units).ok()?;
+        Some([own, all])
     }
 
     /// Tenants that exist: those with evidence and those with enrolled collectors.

@@ -95,9 +95,8 @@ pub fn respond(status: StatusCode, media_type: &'static str, body: impl Into<Byt
 
 /// Reads a whole body, bounded in size and time.
 pub async fn read_body(headers: &HeaderMap, body: Body, bytes_max: usize) -> Result<Bytes, Refusal> {
-    let too_long = || {
-        Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {bytes_max} bytes"))
-    };
+    let too_long =
+        || Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is longer than {bytes_max} bytes"));
     if declared_bytes(headers).is_some_and(|n| n > bytes_max as u64) {
         return Err(too_long());
     }
@@ -117,6 +116,11 @@ pub async fn read_json<T: serde::de::DeserializeOwned>(
 ) -> Result<T, Refusal> {
     let bytes = read_body(headers, body, JSON_BYTES_MAX).await?;
     serde_json::from_slice(&bytes).map_err(|e| Refusal::bad_request(format!("the body is not valid: {e}")))
+}
+
+/// The answer where nothing is.
+pub async fn unknown_path() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "this listener has no such path or method")
 }
 
 /// `Content-Length`, when it is declared.

@@ -85,8 +85,7 @@ pub struct RoleError(String);
 impl Peer {
     /// Reads the identity from a certificate whose chain was already verified.
     pub fn from_certificate(certificate: &CertificateDer<'_>) -> Result<Self, IdentityError> {
-        let (_, parsed) =
-            X509Certificate::from_der(certificate).map_err(|_| IdentityError::Certificate)?;
+        let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| IdentityError::Certificate)?;
         let names = parsed.subject_alternative_name().map_err(|_| IdentityError::Certificate)?;
         let names = names.map(|n| n.value.general_names.as_slice()).unwrap_or_default();
         let uris: Vec<&str> = names

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use axum::routing::{get, post};
 
 use crate::gateway::Gateway;
+use crate::http::unknown_path;
 
 pub fn router(gateway: Arc<Gateway>) -> axum::Router {
     axum::Router::new()
@@ -32,5 +33,7 @@ pub fn router(gateway: Arc<Gateway>) -> axum::Router {
         .route("/healthz", get(system::healthz))
         .route("/readyz", get(system::readyz))
         .route("/metrics", get(system::metrics))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_path)
         .with_state(gateway)
 }

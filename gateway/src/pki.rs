@@ -236,7 +236,11 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PkiErro
 /// The first [`AUTHORITIES_MAX`] certificates of a PEM text.
 fn newest(pem: &str) -> String {
     const END: &str = "-----END CERTIFICATE-----";
-    pem.split_inclusive(END).take(AUTHORITIES_MAX).filter(|c| c.contains(END)).map(|c| format!("{}\n", c.trim())).collect()
+    pem.split_inclusive(END)
+        .take(AUTHORITIES_MAX)
+        .filter(|c| c.contains(END))
+        .map(|c| format!("{}\n", c.trim()))
+        .collect()
 }
 
 fn ca_params(now: Timestamp) -> CertificateParams {

@@ -6,7 +6,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -115,6 +115,11 @@ impl Tokens {
         let path = self.path(token.reveal());
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(&json)?;
+        // Made by root beside a server that runs as another user: the server must be able to read and use it.
+        let owner = fs::metadata(&self.dir)?;
+        if file.metadata()?.uid() != owner.uid() {
+            fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+        }
         file.sync_all()?;
         File::open(&self.dir)?.sync_all()?;
         Ok(token)
@@ -214,7 +219,10 @@ mod tests {
         });
         assert_eq!(wins, 1);
         let again = Tokens::open(dir.path()).unwrap();
-        assert!(matches!(again.consume(token.reveal()), Err(UseError::Unknown)), "a restart gives nothing back");
+        assert!(
+            matches!(again.consume(token.reveal()), Err(UseError::Unknown)),
+            "a restart gives nothing back"
+        );
     }
 
     #[test]

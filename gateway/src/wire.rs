@@ -230,9 +230,7 @@ impl Params {
 }
 
 fn time(name: &'static str, text: Option<&str>) -> Result<Option<Timestamp>, ParamsError> {
-    let parse = |t: &str| {
-        Timestamp::from_str(t).map_err(|_| ParamsError::Time { name, value: t.to_owned() })
-    };
+    let parse = |t: &str| Timestamp::from_str(t).map_err(|_| ParamsError::Time { name, value: t.to_owned() });
     text.map(parse).transpose()
 }
 

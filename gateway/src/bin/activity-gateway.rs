@@ -14,13 +14,16 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// Takes signed evidence from collectors, keeps it, and answers operators.
 #[derive(Debug, Parser)]
-#[command(version, after_help = "\
+#[command(
+    version,
+    after_help = "\
 Examples:
   activity-gateway init --data /var/lib/activity-gateway --name gateway.example --name 192.0.2.1
   activity-gateway run --config /etc/activity/gateway.toml
   activity-gateway run --data ./data --collector-listen 127.0.0.1:7443 --print-config
   activity-gateway token --data ./data --tenant acme --instance sandbox-7 --ttl 15m
-Logs go to standard error; RUST_LOG sets their level.")]
+Logs go to standard error; RUST_LOG sets their level."
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -115,7 +118,8 @@ async fn execute(command: Command) -> anyhow::Result<()> {
         }
         Command::Token { data, tenant, instance, host, ttl } => {
             let now = clock::now();
-            let ttl = parse_duration(&ttl).with_context(|| format!("{ttl:?} is not a duration such as 1h"))?;
+            let ttl =
+                parse_duration(&ttl).with_context(|| format!("{ttl:?} is not a duration such as 1h"))?;
             let ttl = i64::try_from(ttl.as_nanos()).context("the duration is too long")?;
             let grant = Grant { tenant, host, instance, expires_at: now.saturating_add_nanos(ttl) };
             let made = daemon::issue_token(&data, &grant, now)?;

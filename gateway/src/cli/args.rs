@@ -9,7 +9,10 @@ use uuid::Uuid;
 
 /// What an agent did, and how much of it can be proven.
 #[derive(Debug, Parser)]
-#[command(name = "activity", version, after_help = "\
+#[command(
+    name = "activity",
+    version,
+    after_help = "\
 Examples:
   activity --store /var/lib/activity-gateway/store timeline --instance sandbox-7
   activity --gateway https://gateway.example:7444 timeline --session s-42 --from -15m
@@ -19,7 +22,8 @@ Examples:
   activity verify /var/lib/activity-gateway/store --trust gateway.pub
 
 Exit status: 0 answered and complete; 3 answered, coverage incomplete; 2 usage; 4 not authorised;
-5 integrity failure; 1 anything else.")]
+5 integrity failure; 1 anything else."
+)]
 pub struct Cli {
     #[command(flatten)]
     pub place: Place,
@@ -86,7 +90,7 @@ A line says when, what, and at the right how far it can be believed: trust · jo
 Times are UTC.")]
     Timeline(TimelineArgs),
     /// Finds events by any correlation id, name, outcome, destination or executable.
-    Query(QueryArgs),
+    Query(Box<QueryArgs>),
     /// Says what was watched, what was lost and what was never visible.
     Coverage(CoverageArgs),
     /// Checks a store offline: signatures, chains, roots, log.

@@ -41,9 +41,7 @@ impl Client {
         if let Some(path) = url.strip_prefix("unix:") {
             return Ok(Client { door: Door::Unix(PathBuf::from(path)) });
         }
-        let bad = || {
-            CliError::Usage(format!("{url:?} is not a gateway: use https://HOST:PORT or unix:PATH"))
-        };
+        let bad = || CliError::Usage(format!("{url:?} is not a gateway: use https://HOST:PORT or unix:PATH"));
         let uri: Uri = url.parse().map_err(|_| bad())?;
         let (Some("https"), Some(host)) = (uri.scheme_str(), uri.host()) else { return Err(bad()) };
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
@@ -86,9 +84,9 @@ impl Client {
             let body = body.map_err(|e| anyhow!("reading the gateway's answer: {e}"))?;
             Ok::<_, CliError>((parts.status, body.to_bytes()))
         };
-        let (status, body) = tokio::time::timeout(ANSWER_TIMEOUT, answer)
-            .await
-            .map_err(|_| anyhow!("the gateway did not finish its answer; ask for less with --from or --limit"))??;
+        let (status, body) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
+            anyhow!("the gateway did not finish its answer; ask for less with --from or --limit")
+        })??;
         judge(status, body)
     }
 
@@ -97,7 +95,10 @@ impl Client {
             Door::Unix(path) => {
                 let stream = UnixStream::connect(path).await;
                 let stream = stream.with_context(|| {
-                    format!("no gateway answers at {}; is it running, and is this its operator socket?", path.display())
+                    format!(
+                        "no gateway answers at {}; is it running, and is this its operator socket?",
+                        path.display()
+                    )
                 })?;
                 handshake(stream).await
             }
@@ -108,7 +109,9 @@ impl Client {
                     .map_err(|_| CliError::Usage(format!("{host:?} is not a host name")))?;
                 let stream = TlsConnector::from(Arc::clone(config)).connect(name, stream).await;
                 handshake(stream.with_context(|| {
-                    format!("{host}:{port} is not the gateway that --ca vouches for, or refused the certificate")
+                    format!(
+                        "{host}:{port} is not the gateway that --ca vouches for, or refused the certificate"
+                    )
                 })?)
                 .await
             }
@@ -116,9 +119,7 @@ impl Client {
     }
 }
 
-async fn handshake<S>(
-    stream: S,
-) -> Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>, CliError>
+async fn handshake<S>(stream: S) -> Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>, CliError>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
@@ -145,9 +146,12 @@ fn judge(status: StatusCode, body: Bytes) -> Result<Bytes, CliError> {
 
 fn tls_config(place: &Place) -> Result<Arc<ClientConfig>, CliError> {
     let ca = place.ca.as_ref().ok_or_else(|| {
-        CliError::Usage("name the gateway's authority with --ca or ACTIVITY_CA (pki/ca.pem of its data directory)".into())
+        CliError::Usage(
+            "name the gateway's authority with --ca or ACTIVITY_CA (pki/ca.pem of its data directory)".into(),
+        )
     })?;
-    let roots = pki::roots_of(&pki::read_text(ca).map_err(anyhow::Error::new)?).map_err(anyhow::Error::new)?;
+    let roots =
+        pki::roots_of(&pki::read_text(ca).map_err(anyhow::Error::new)?).map_err(anyhow::Error::new)?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])

@@ -10,9 +10,7 @@ use super::source::Source;
 use super::{CliError, Ending};
 use crate::config::parse_duration;
 use crate::pki;
-use crate::wire::{
-    OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest,
-};
+use crate::wire::{OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest};
 
 pub(super) async fn enroll(place: &Place, args: EnrollArgs, out: &Output) -> Result<Ending, CliError> {
     if let (Some(name), Some(role), Some(dir)) = (&args.operator, &args.role, &args.out) {

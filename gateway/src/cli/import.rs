@@ -19,7 +19,8 @@ use crate::wire::{ImportAnswer, ImportParams};
 const REFUSALS_SHOWN_MAX: usize = 20;
 
 pub(super) async fn import(place: &Place, args: ImportArgs, out: &Output) -> Result<Ending, CliError> {
-    let tenant = place.tenant.clone().ok_or_else(|| CliError::Usage("name the tenant with --tenant".into()))?;
+    let tenant =
+        place.tenant.clone().ok_or_else(|| CliError::Usage("name the tenant with --tenant".into()))?;
     let input: Box<dyn Read + Send> = if args.file.as_os_str() == "-" {
         Box::new(std::io::stdin())
     } else {
@@ -36,7 +37,9 @@ pub(super) async fn import(place: &Place, args: ImportArgs, out: &Output) -> Res
             report?.into()
         }
         (None, None) => {
-            return Err(CliError::Usage("say where to: --gateway URL, or --store DIR while no gateway runs".into()));
+            return Err(CliError::Usage(
+                "say where to: --gateway URL, or --store DIR while no gateway runs".into(),
+            ));
         }
     };
     show(&answer, out)?;

@@ -39,11 +39,8 @@ impl From<Answer> for Page {
 impl Page {
     /// Reads the NDJSON of a gateway: coverage, events, tail.
     pub(super) fn parse(body: &Bytes) -> Result<Self, CliError> {
-        let mut lines: Vec<Bytes> = body
-            .split(|b| *b == b'\n')
-            .filter(|l| !l.is_empty())
-            .map(|l| body.slice_ref(l))
-            .collect();
+        let mut lines: Vec<Bytes> =
+            body.split(|b| *b == b'\n').filter(|l| !l.is_empty()).map(|l| body.slice_ref(l)).collect();
         let tail = lines.pop().context("the gateway's answer is empty")?;
         let tail: Tail = serde_json::from_slice(&tail).context("the gateway's answer was cut off")?;
         let mut lines = lines.into_iter();

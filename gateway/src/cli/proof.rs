@@ -19,7 +19,8 @@ pub(super) async fn proof(place: &Place, args: ProofArgs, out: &Output) -> Resul
     let source = Source::open(place).await?;
     let params = Params { tenant: place.tenant.as_ref().map(ToString::to_string), ..Params::default() };
     let proof: EventProof = serde_json::from_value(source.proof(args.event_id, &params).await?)?;
-    let established = check(&proof, trust).map_err(|why| CliError::Integrity(format!("the proof fails: {why}")))?;
+    let established =
+        check(&proof, trust).map_err(|why| CliError::Integrity(format!("the proof fails: {why}")))?;
     match out.format {
         Format::Text => {
             for line in established {

@@ -1,6 +1,5 @@
 //! Commands that show events and coverage.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use activity_schema::coverage::CoverageReport;
@@ -173,8 +172,7 @@ fn documents(all: &Gathered, out: &Output) -> Result<(), CliError> {
         bytes.extend_from_slice(line);
         bytes.push(b'\n');
     }
-    let summary =
-        Summary { complete: all.coverage.complete, reasons: all.coverage.reasons.clone() };
+    let summary = Summary { complete: all.coverage.complete, reasons: all.coverage.reasons.clone() };
     serde_json::to_writer(&mut bytes, &Tail { coverage: summary, ..all.tail.clone() })?;
     bytes.push(b'\n');
     Ok(out.bytes(&bytes)?)
@@ -188,22 +186,19 @@ async fn follow(source: &Source, params: Params, out: &Output) -> Result<Ending,
     let mut since = params.clone();
     let mut interrupt = std::pin::pin!(tokio::signal::ctrl_c());
     loop {
-        let mut seen_in_round = HashSet::new();
-        let mut round = since.clone();
+        let mut round = Params { limit: Some(PAGE_EVENTS_MAX), ..since.clone() };
+        // The pages of a round are of the log as it was at the first; what came later is for the next round.
+        let mut log_size = None;
         let report = loop {
-            round.limit = Some(PAGE_EVENTS_MAX);
             let page = source.query("/v1/timeline", &round).await?;
+            let first = *log_size.get_or_insert(page.tail.log_size);
             for line in &page.lines {
-                // A page boundary inside a round never repeats; the set guards against a gateway that does.
-                if !seen_in_round.insert(activity_schema::Hash::of(&[line])) {
-                    continue;
-                }
                 show_followed(line, out)?;
             }
             match page.tail.next_cursor {
                 Some(cursor) => round.cursor = Some(cursor),
                 None => {
-                    since.since_leaf = Some(page.tail.log_size);
+                    since.since_leaf = Some(first);
                     break page.coverage;
                 }
             }
@@ -230,7 +225,10 @@ fn show_followed(line: &Bytes, out: &Output) -> Result<(), CliError> {
 fn parse(lines: &[Bytes]) -> Vec<Event<'_>> {
     let (events, failed): (Vec<_>, Vec<_>) = lines.iter().map(|l| Event::parse(l)).partition(Result::is_ok);
     if !failed.is_empty() {
-        complain(&format!("activity: {} lines do not parse and are left out; --format ndjson has them", failed.len()));
+        complain(&format!(
+            "activity: {} lines do not parse and are left out; --format ndjson has them",
+            failed.len()
+        ));
     }
     events.into_iter().flatten().collect()
 }

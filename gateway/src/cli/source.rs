@@ -134,10 +134,13 @@ impl Source {
                 CliError::Usage(format!("the store has no tenant {name:?}; it has: {}", names()))
             }),
             (None, [only]) => Ok(only.clone()),
-            (None, []) => Err(CliError::Usage("the store is empty: no collector has sent anything yet".into())),
-            (None, _) => {
-                Err(CliError::Usage(format!("the store has several tenants; choose with --tenant: {}", names())))
+            (None, []) => {
+                Err(CliError::Usage("the store is empty: no collector has sent anything yet".into()))
             }
+            (None, _) => Err(CliError::Usage(format!(
+                "the store has several tenants; choose with --tenant: {}",
+                names()
+            ))),
         }
     }
 }

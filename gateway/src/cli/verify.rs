@@ -3,7 +3,9 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use activity_store::{Progress, Severity, TenantVerified, VerifyOptions, VerifyReport, evidence_files, verify_store};
+use activity_store::{
+    Progress, Severity, TenantVerified, VerifyOptions, VerifyReport, evidence_files, verify_store,
+};
 use anyhow::Context as _;
 
 use super::args::{Format, VerifyArgs};
@@ -27,7 +29,8 @@ pub(super) fn verify(args: VerifyArgs, out: &Output) -> Result<Ending, CliError>
         return Ok(Ending::Complete);
     }
     let checkpoint = args.checkpoint.as_ref().map(|path| {
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the checkpoint {}", path.display()))
+        std::fs::read_to_string(path)
+            .with_context(|| format!("cannot read the checkpoint {}", path.display()))
     });
     let options = VerifyOptions {
         trust: args.trust.as_deref().map(read_key).transpose()?,
@@ -85,7 +88,8 @@ fn tenant(t: &TenantVerified) -> String {
             parts.push(format!("{count} {what}"));
         }
     }
-    let signed = t.checkpoint_size.map_or_else(|| "no checkpoint".to_owned(), |n| format!("checkpoint at {n}"));
+    let signed =
+        t.checkpoint_size.map_or_else(|| "no checkpoint".to_owned(), |n| format!("checkpoint at {n}"));
     format!("tenant    {} · {} · log of {} ({signed})", t.tenant, parts.join(", "), t.log_size)
 }
 

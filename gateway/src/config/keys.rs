@@ -30,12 +30,7 @@ pub const KEYS: &[Key] = keys![
         "auto",
         "Unix socket for local administrators; auto: operator.sock in data; empty: none"
     ),
-    (
-        "certificates.collector_lifetime",
-        "collector-lifetime",
-        "24h",
-        "lifetime of a collector's certificate"
-    ),
+    ("certificates.collector_lifetime", "collector-lifetime", "24h", "lifetime of a collector's certificate"),
     ("certificates.operator_lifetime", "operator-lifetime", "2160h", "lifetime of an operator's certificate"),
     ("limits.connections_max", "connections-max", "1024", "most connections of each listener"),
     ("limits.drain_max", "drain-max", "30s", "longest wait for requests under way when stopping"),

@@ -26,6 +26,8 @@ pub enum SetupError {
     Pki(#[from] PkiError),
     #[error("{} was made already; remove it to start anew", .0.display())]
     Exists(PathBuf),
+    #[error("{} is not a gateway's data directory; `activity-gateway init` makes one", .0.display())]
+    Absent(PathBuf),
     #[error("the token cannot be made")]
     Token(#[from] IssueError),
     #[error("the data directory cannot be used")]
@@ -53,8 +55,7 @@ pub async fn init(data: &Path, names: &[String], now: Timestamp) -> Result<Made,
         return Err(SetupError::Exists(pki_dir));
     }
     let authority = Authority::create(&pki_dir, names, now)?;
-    let admin =
-        Identity::Operator(OperatorIdentity { name: "admin".to_owned(), role: Role::Admin });
+    let admin = Identity::Operator(OperatorIdentity { name: "admin".to_owned(), role: Role::Admin });
     let (issued, key) = authority.issue_with_key(&admin, ADMIN_LIFETIME, now)?;
     let (admin_certificate, admin_key) = (pki_dir.join("admin.pem"), pki_dir.join("admin.key"));
     pki::write_new(&admin_certificate, &issued.certificate_pem)?;
@@ -77,6 +78,9 @@ pub async fn init(data: &Path, names: &[String], now: Timestamp) -> Result<Made,
 
 /// Makes a one-time token. Works beside a running server: tokens are files that it reads when they are used.
 pub fn issue_token(data: &Path, grant: &Grant, now: Timestamp) -> Result<TokenAnswer, SetupError> {
+    if !data.join("pki/ca.pem").exists() {
+        return Err(SetupError::Absent(data.to_owned()));
+    }
     let token = Tokens::open(data)?.issue(grant, now)?;
     Ok(TokenAnswer { token: token.reveal().to_owned(), expires_at: grant.expires_at })
 }

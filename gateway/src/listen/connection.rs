@@ -77,7 +77,10 @@ async fn open(accepted: Accepted, service: &Service) -> Option<(Box<dyn Stream>,
             let uid = accepted.uid?;
             let own = nix::unistd::geteuid().as_raw();
             if uid != own && uid != 0 {
-                tracing::warn!(from = accepted.from, "only this server's user and root may use the local socket");
+                tracing::warn!(
+                    from = accepted.from,
+                    "only this server's user and root may use the local socket"
+                );
                 return None;
             }
             let peer = Arc::new(local_admin(uid));
@@ -90,9 +93,10 @@ async fn open(accepted: Accepted, service: &Service) -> Option<(Box<dyn Stream>,
                 Ok(Ok(stream)) => stream,
                 failed => {
                     service.gateway.metrics.handshakes_failed.fetch_add(1, Ordering::Relaxed);
-                    let error = failed.map_or_else(|_| "too slow".to_owned(), |r| {
-                        r.err().map(|e| e.to_string()).unwrap_or_default()
-                    });
+                    let error = failed.map_or_else(
+                        |_| "too slow".to_owned(),
+                        |r| r.err().map(|e| e.to_string()).unwrap_or_default(),
+                    );
                     tracing::debug!(from = accepted.from, error, "handshake failed");
                     return None;
                 }
@@ -100,7 +104,9 @@ async fn open(accepted: Accepted, service: &Service) -> Option<(Box<dyn Stream>,
             let certificates = stream.get_ref().1.peer_certificates();
             let peer = certificates.and_then(|c| c.first()).and_then(|c| {
                 Peer::from_certificate(c)
-                    .inspect_err(|error| tracing::warn!(from = accepted.from, %error, "certificate names nobody"))
+                    .inspect_err(
+                        |error| tracing::warn!(from = accepted.from, %error, "certificate names nobody"),
+                    )
                     .ok()
             });
             Some((Box::new(stream), Connection { peer: peer.map(Arc::new) }))
@@ -123,11 +129,8 @@ async fn serve(
     service: &Service,
     _permit: OwnedSemaphorePermit,
 ) {
-    let pulse = Arc::new(Pulse {
-        start: Instant::now(),
-        under_way: AtomicU64::new(0),
-        last_ms: AtomicU64::new(0),
-    });
+    let pulse =
+        Arc::new(Pulse { start: Instant::now(), under_way: AtomicU64::new(0), last_ms: AtomicU64::new(0) });
     let anonymous = connection.peer.is_none();
     let builder = builder();
     let handler = hyper::service::service_fn({

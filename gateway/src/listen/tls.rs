@@ -12,11 +12,10 @@ use crate::pki::{Authority, PkiError};
 /// decided request by request. There is no session resumption: every connection proves its certificate anew.
 pub fn server_config(authority: &Authority, now: Timestamp) -> Result<Arc<ServerConfig>, PkiError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(authority.roots()?, Arc::clone(&provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|e| PkiError::Tls(rustls::Error::General(e.to_string())))?;
+    let verifier = WebPkiClientVerifier::builder_with_provider(authority.roots()?, Arc::clone(&provider))
+        .allow_unauthenticated()
+        .build()
+        .map_err(|e| PkiError::Tls(rustls::Error::General(e.to_string())))?;
     let identity = authority.server_identity(now)?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?

@@ -18,7 +18,8 @@ use crate::http::{Refusal, json, read_body, read_json};
 use crate::identity::{Identity, OperatorIdentity, Role};
 use crate::tokens::{Grant, IssueError};
 use crate::wire::{
-    ImportAnswer, ImportParams, OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest,
+    ImportAnswer, ImportParams, OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer,
+    TokenRequest,
 };
 
 type Answer = Result<Response, Refusal>;

@@ -16,8 +16,7 @@ use crate::wire::{Head, NDJSON, Summary, Tail};
 
 /// Streams an answer without copying its events.
 pub fn ndjson(answer: Answer) -> Response {
-    let summary =
-        Summary { complete: answer.coverage.complete, reasons: answer.coverage.reasons.clone() };
+    let summary = Summary { complete: answer.coverage.complete, reasons: answer.coverage.reasons.clone() };
     let tail = Tail {
         next_cursor: answer.next_cursor,
         log_size: answer.log_size,

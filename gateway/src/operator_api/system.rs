@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
-use http::request::Parts;
 use http::StatusCode;
+use http::request::Parts;
 use serde_json::json as value;
 
 use super::tenant::{Operator, unknown_tenant, visible};

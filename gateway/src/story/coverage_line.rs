@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use activity_schema::coverage::{ClassCoverage, CoverageReport, CoverageSpan, CoverageState, InstanceCoverage};
+use activity_schema::coverage::{
+    ClassCoverage, CoverageReport, CoverageSpan, CoverageState, InstanceCoverage,
+};
 
 use super::units;
 

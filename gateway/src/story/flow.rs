@@ -52,7 +52,9 @@ pub(super) fn flow(own: &[&Event<'_>]) -> Node {
     if own.iter().any(|e| e.payload.get("tls_observed") == Some(&Value::Bool(true))) {
         details.push("TLS".to_owned());
     }
-    let bad = result.is_some_and(|r| ["refused", "reset", "timeout", "timed", "unreach", "fail"].iter().any(|w| r.contains(w)));
+    let bad = result.is_some_and(|r| {
+        ["refused", "reset", "timeout", "timed", "unreach", "fail"].iter().any(|w| r.contains(w))
+    });
     Node {
         at: None,
         concurrent: false,

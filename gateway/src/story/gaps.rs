@@ -13,10 +13,12 @@ use super::{Node, Tone};
 /// Gaps drawn for one instance; the coverage command lists them all.
 const GAPS_SHOWN_MAX: usize = 200;
 
+/// Spans with the same key are one gap.
+type SpanKey<'a> = (Timestamp, Timestamp, CoverageState, Option<&'a str>);
+
 /// The spans of an instance in which something is or may be missing. Classes that share a span share a line.
 pub(super) fn of_coverage(report: &InstanceCoverage) -> Vec<Node> {
-    let mut spans: BTreeMap<(Timestamp, Timestamp, CoverageState, Option<&str>), (Vec<EventClass>, &CoverageSpan)> =
-        BTreeMap::new();
+    let mut spans: BTreeMap<SpanKey<'_>, (Vec<EventClass>, &CoverageSpan)> = BTreeMap::new();
     for class in &report.classes {
         for span in class.spans.iter().filter(|s| is_gap(s.state)) {
             let key = (span.from, span.to, span.state, span.reason.as_deref());
@@ -36,7 +38,8 @@ pub(super) fn of_coverage(report: &InstanceCoverage) -> Vec<Node> {
 
 /// Whether a loss record is already told by a gap of the coverage report.
 pub(super) fn is_told_by(loss: &Event<'_>, coverage: &CoverageReport) -> bool {
-    let instances = coverage.instances.iter().filter(|i| loss.correlation.instance_id == *i.instance_id.as_str());
+    let instances =
+        coverage.instances.iter().filter(|i| loss.correlation.instance_id == *i.instance_id.as_str());
     let mut spans = instances.flat_map(|i| &i.classes).flat_map(|c| &c.spans);
     let first = time(loss, "first_time").unwrap_or(loss.occurred_at);
     let last = time(loss, "last_time").unwrap_or(loss.occurred_at);
@@ -49,7 +52,8 @@ pub(super) fn of_loss(event: &Event<'_>) -> Node {
     let count = event.payload.integer("dropped_count").and_then(|n| u64::try_from(n).ok());
     let exact = event.payload.text("precision").is_some_and(|p| p == "exact");
     let mut details = vec![reason.to_owned()];
-    details.extend(count.map(|n| format!("{}{} lost", if exact { "" } else { "at least " }, units::count(n))));
+    details
+        .extend(count.map(|n| format!("{}{} lost", if exact { "" } else { "at least " }, units::count(n))));
     let what = event.payload.text("loss_source").or_else(|| event.payload.text("class")).unwrap_or("records");
     Node {
         at: Some(time(event, "first_time").unwrap_or(event.occurred_at)),

@@ -123,8 +123,9 @@ fn tone(event: &Event<'_>) -> Tone {
     let bad_outcome =
         event.outcome.as_ref().is_some_and(|o| matches!(o.status, Status::Failure | Status::Denied));
     let name = event.event_name.as_str();
-    let bad_name = matches!(name, "network.denied" | "process.exec_failed" | "system.oom" | "system.security")
-        || [".failed", ".crashed", ".oom", ".denied"].iter().any(|end| name.ends_with(end));
+    let bad_name =
+        matches!(name, "network.denied" | "process.exec_failed" | "system.oom" | "system.security")
+            || [".failed", ".crashed", ".oom", ".denied"].iter().any(|end| name.ends_with(end));
     if bad_outcome || bad_name { Tone::Bad } else { Tone::Plain }
 }
 

@@ -62,7 +62,8 @@ fn title(own: &[&Event<'_>]) -> String {
 
 fn pid(own: &[&Event<'_>]) -> Option<u64> {
     own.iter().find_map(|e| {
-        let entity = |entity: &Option<activity_schema::event::Entity<'_>>| entity.as_ref().and_then(|x| x.pid);
+        let entity =
+            |entity: &Option<activity_schema::event::Entity<'_>>| entity.as_ref().and_then(|x| x.pid);
         entity(&e.actor)
             .or_else(|| entity(&e.target))
             .or_else(|| e.payload.integer("ns_pid").and_then(|p| u64::try_from(p).ok()))
@@ -73,7 +74,8 @@ fn how_it_ended(event: &Event<'_>) -> (String, bool) {
     let signal = event.payload.integer("exit_signal").filter(|s| *s != 0);
     let code = event.outcome.as_ref().and_then(|o| o.exit_code);
     if let Some(signal) = signal {
-        let core = if event.payload.get("core_dumped") == Some(&Value::Bool(true)) { ", core dumped" } else { "" };
+        let core =
+            if event.payload.get("core_dumped") == Some(&Value::Bool(true)) { ", core dumped" } else { "" };
         return (format!("killed by {}{core}", signal_name(signal)), true);
     }
     match code {

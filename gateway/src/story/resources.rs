@@ -10,20 +10,25 @@ use super::{Node, Tone};
 pub(super) fn samples(own: &[&Event<'_>]) -> Node {
     let mut details = vec![units::counted(own.len(), "sample")];
     let grown = |key: &str| range(own, key).map(|(min, max)| max.saturating_sub(min)).filter(|n| *n > 0);
-    details.extend(grown("cpu_usage_us").map(|us| format!("cpu {}", units::duration_ns(us.saturating_mul(1000)))));
     details.extend(
-        grown("cpu_throttled_us").map(|us| format!("throttled {}", units::duration_ns(us.saturating_mul(1000)))),
+        grown("cpu_usage_us").map(|us| format!("cpu {}", units::duration_ns(us.saturating_mul(1000)))),
     );
-    details.extend(range(own, "memory_bytes").map(|(min, max)| format!("memory {}", spread(min, max, units::memory))));
-    details.extend(range(own, "pids").map(|(min, max)| format!("pids {}", spread(min, max, |n| n.to_string()))));
+    details.extend(
+        grown("cpu_throttled_us")
+            .map(|us| format!("throttled {}", units::duration_ns(us.saturating_mul(1000)))),
+    );
+    details.extend(
+        range(own, "memory_bytes").map(|(min, max)| format!("memory {}", spread(min, max, units::memory))),
+    );
+    details
+        .extend(range(own, "pids").map(|(min, max)| format!("pids {}", spread(min, max, |n| n.to_string()))));
     details.extend(grown("io_read_bytes").map(|n| format!("read {}", units::bytes(n))));
     details.extend(grown("io_write_bytes").map(|n| format!("written {}", units::bytes(n))));
-    for (key, what) in [
-        ("psi_cpu_some_avg10", "cpu"),
-        ("psi_memory_some_avg10", "memory"),
-        ("psi_io_some_avg10", "io"),
-    ] {
-        details.extend(most(own, key).filter(|n| *n >= 1.0).map(|n| format!("{what} pressure up to {n:.0} %")));
+    for (key, what) in
+        [("psi_cpu_some_avg10", "cpu"), ("psi_memory_some_avg10", "memory"), ("psi_io_some_avg10", "io")]
+    {
+        details
+            .extend(most(own, key).filter(|n| *n >= 1.0).map(|n| format!("{what} pressure up to {n:.0} %")));
     }
     let kills = grown("memory_oom_kills");
     details.extend(kills.map(|n| format!("{n} OOM kills")));

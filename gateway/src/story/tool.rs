@@ -63,7 +63,9 @@ pub(super) fn tool(id: &str, own: &[&Event<'_>]) -> Node {
                 tone = Tone::Bad;
             }
         }
-        None if moments(own).is_empty() => details.push("not declared by the agent in this answer".to_owned()),
+        None if moments(own).is_empty() => {
+            details.push("not declared by the agent in this answer".to_owned())
+        }
         None => details.push("no end seen".to_owned()),
     }
     details.extend(last_text(own, "claim").map(|c| format!("claims {c}")));

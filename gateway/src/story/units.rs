@@ -105,7 +105,10 @@ mod tests {
 
     #[test]
     fn figures() {
-        assert_eq!([bytes(0), bytes(999), bytes(1_234), bytes(340_000)], ["0 B", "999 B", "1.2 kB", "340 kB"]);
+        assert_eq!(
+            [bytes(0), bytes(999), bytes(1_234), bytes(340_000)],
+            ["0 B", "999 B", "1.2 kB", "340 kB"]
+        );
         assert_eq!(memory(48 * 1024 * 1024), "48 MiB");
         assert_eq!(
             [999, 1_240, 12_340, 125_000, 10_920_000, 187_200_000].map(duration_ms),

@@ -32,24 +32,33 @@ fn life(collector: &mut Collector, start: Timestamp) -> activity_schema::SignedB
         .collect();
     let mut config = collector.event("telemetry.config", "integrity", "observed", "security", at(0));
     config["payload"] = json!({"profile": "M0", "classes": classes});
-    let mut events = vec![collector.event("telemetry.started", "integrity", "observed", "security", at(0)), config];
+    let mut events =
+        vec![collector.event("telemetry.started", "integrity", "observed", "security", at(0)), config];
     let with_session = |mut event: serde_json::Value| {
         event["correlation"]["session_id"] = json!("s-42");
         event
     };
-    events.push(with_session(collector.event("session.started", "session", "self-reported", "security", at(10))));
+    events.push(with_session(collector.event(
+        "session.started",
+        "session",
+        "self-reported",
+        "security",
+        at(10),
+    )));
     let mut invoked = collector.event("agent.tool.invoked", "action", "self-reported", "standard", at(20));
     invoked["payload"] = json!({"tool_name": "shell", "join": "registered"});
     let mut exec = collector.exec(at(30), 0);
     exec["payload"] = json!({"executable": "ls\u{1b}[31m", "argc": 1, "join": "registered"});
-    let mut completed = collector.event("agent.tool.completed", "action", "self-reported", "standard", at(60));
+    let mut completed =
+        collector.event("agent.tool.completed", "action", "self-reported", "standard", at(60));
     completed["payload"] = json!({"tool_name": "shell", "duration_ms": 40});
     for mut event in [invoked, exec, completed] {
         event["correlation"]["tool_call_id"] = json!("call-1");
         events.push(with_session(event));
     }
     for ms in [100, 5_000] {
-        let mut heartbeat = collector.event("telemetry.heartbeat", "integrity", "observed", "security", at(ms));
+        let mut heartbeat =
+            collector.event("telemetry.heartbeat", "integrity", "observed", "security", at(ms));
         let stream = format!("{}/{}/critical", collector.id, collector.epoch);
         heartbeat["payload"] = json!({
             "streams": [{"stream": stream, "class": "critical", "last_sequence": events.len(), "acked_sequence": 0}],
@@ -84,7 +93,16 @@ async fn a_timeline_reads_the_same_from_the_gateway_its_socket_and_the_store() {
     let store = world.path("store").display().to_string();
     let places: [Vec<String>; 3] = [
         vec!["--gateway".into(), socket],
-        vec!["--gateway".into(), https, "--ca".into(), pki("ca.pem"), "--cert".into(), pki("admin.pem"), "--key".into(), pki("admin.key")],
+        vec![
+            "--gateway".into(),
+            https,
+            "--ca".into(),
+            pki("ca.pem"),
+            "--cert".into(),
+            pki("admin.pem"),
+            "--key".into(),
+            pki("admin.key"),
+        ],
         vec!["--store".into(), store],
     ];
     let mut told = Vec::new();
@@ -150,12 +168,14 @@ async fn exit_statuses_are_those_of_the_contract() {
     };
     let ask = |args: &[&str]| code(&[&["--gateway", &gateway], args].concat());
     // Long before the collector began: nothing was watched.
-    let (status, out, _) = ask(&["coverage", "--instance", "sandbox-7", "--from", "2020-01-01", "--to", "2020-01-02"]);
+    let (status, out, _) =
+        ask(&["coverage", "--instance", "sandbox-7", "--from", "2020-01-01", "--to", "2020-01-02"]);
     assert_eq!(status, 3, "{out}");
     assert!(out.contains("INCOMPLETE"), "{out}");
     let from = start.saturating_add_nanos(200_000_000).to_string();
     let to = start.saturating_add_nanos(900_000_000).to_string();
-    let (status, out, err) = ask(&["coverage", "--instance", "sandbox-7", "--from", &from, "--to", &to, "--class", "process"]);
+    let (status, out, err) =
+        ask(&["coverage", "--instance", "sandbox-7", "--from", &from, "--to", &to, "--class", "process"]);
     assert_eq!(status, 0, "{out}{err}");
     assert!(out.starts_with("coverage  complete  "), "{out}");
     for usage in [
@@ -188,7 +208,8 @@ async fn exit_statuses_are_those_of_the_contract() {
     let (status, out, err) = code(&[&as_reader[..], &["--tenant", "rival", "query"]].concat());
     assert_eq!((status, out.as_str()), (4, ""), "{err}");
     assert!(err.contains("activity tenants"), "says what to do: {err}");
-    let (status, _, _) = code(&[&as_reader[..], &["--tenant", "acme", "revoke", "--collector", "c-1"]].concat());
+    let (status, _, _) =
+        code(&[&as_reader[..], &["--tenant", "acme", "revoke", "--collector", "c-1"]].concat());
     assert_eq!(status, 4);
 }
 
@@ -205,7 +226,8 @@ async fn tokens_operators_and_revocations_through_the_command_line() {
     assert!(listed.contains("c-1  host host-1") && listed.contains("has sent nothing"), "{listed}");
     assert_eq!(stdout(&run(&["tenants"])), "acme\n");
     let out = world.path("alice");
-    let made = run(&["enroll", "--operator", "alice", "--role", "reader@acme", "--out", &out.display().to_string()]);
+    let made =
+        run(&["enroll", "--operator", "alice", "--role", "reader@acme", "--out", &out.display().to_string()]);
     assert!(made.status.success(), "{}", stderr(&made));
     let file = |name: &str| out.join(name).display().to_string();
     let url = format!("https://localhost:{}", world.operators().port());
@@ -254,7 +276,8 @@ async fn verify_and_proof_hold_for_what_was_stored_and_name_what_was_changed() {
     let bad = activity(&["verify", &store]);
     assert_eq!(bad.status.code(), Some(5), "{}", stdout(&bad));
     let name = Path::new(holder).file_name().unwrap().to_str().unwrap();
-    assert!(stderr(&bad).contains(name), "the damage is named: {}", stderr(&bad));
+    assert!(stdout(&bad).contains(name), "the damaged file is named: {}", stdout(&bad));
+    assert!(stderr(&bad).contains("batch 0 "), "the batch is named: {}", stderr(&bad));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -273,19 +296,62 @@ async fn foreign_lines_are_imported_as_derived_and_bad_ones_are_named() {
     let run = |args: &[&str]| activity(&[&["--gateway", &gateway, "--tenant", "acme"], args].concat());
     let imported = run(&["import", &file]);
     assert_eq!(imported.status.code(), Some(1), "{}", stderr(&imported));
-    assert_eq!(
-        stdout(&imported),
-        "1 lines stored as derived evidence, 1 refused, 1 payload keys stripped\n"
-    );
+    assert_eq!(stdout(&imported), "1 lines stored as derived evidence, 1 refused, 1 payload keys stripped\n");
     assert!(stderr(&imported).contains("line 2: "), "{}", stderr(&imported));
     let found = stdout(&run(&["query", "--trust", "derived", "--format", "ndjson"]));
     assert!(found.contains("\"executable\":\"sh\"") && !found.contains("secret"), "{found}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn fc30_follow_shows_every_event_once() {
+    let world = World::start().await;
+    let mut collector = world.enrol("acme", "sandbox-7", "c-1").await;
+    let batch = collector.batch(3);
+    collector.send(&world, &[batch]).await.results();
+    let gateway = format!("unix:{}", world.path("operator.sock").display());
+    let shown = world.path("shown.ndjson");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_activity"))
+        .args([
+            "--gateway",
+            &gateway,
+            "--format",
+            "ndjson",
+            "timeline",
+            "--instance",
+            "sandbox-7",
+            "--follow",
+        ])
+        .stdout(std::fs::File::create(&shown).unwrap())
+        .spawn()
+        .unwrap();
+    let count = || std::fs::read_to_string(&shown).unwrap().lines().count();
+    for _ in 0..20 {
+        let batch = collector.batch(50);
+        collector.send(&world, &[batch]).await.results();
+        tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+    }
+    for _ in 0..100 {
+        if count() >= 1_003 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+    assert!(matches!(child.wait().unwrap().code(), Some(0 | 3)));
+    let text = std::fs::read_to_string(&shown).unwrap();
+    let ids: std::collections::BTreeSet<String> = text
+        .lines()
+        .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["event_id"].to_string())
+        .collect();
+    assert_eq!((ids.len(), text.lines().count()), (1_003, 1_003));
+}
+
 #[test]
 fn help_is_golden() {
     for (name, args) in [("help", &["--help"][..]), ("help_timeline", &["timeline", "--help"])] {
-        let output = Command::new(env!("CARGO_BIN_EXE_activity")).args(args).env("COLUMNS", "100").output().unwrap();
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_activity")).args(args).env("COLUMNS", "100").output().unwrap();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.txt"));
         if std::env::var_os("UPDATE_GOLDEN").is_some() {
             std::fs::write(&path, &output.stdout).unwrap();

@@ -93,10 +93,7 @@ async fn fc34_a_collector_cannot_speak_for_another_tenant_or_instance() {
     forger.epoch = own.epoch.clone();
     let batch = forger.batch(1);
     let answer = own.send(&world, &[batch]).await.results();
-    assert!(
-        matches!(answer.results[..], [activity_schema::api::BatchResult::Refused { .. }]),
-        "{answer:?}"
-    );
+    assert!(matches!(answer.results[..], [activity_schema::api::BatchResult::Refused { .. }]), "{answer:?}");
     let rival = world.operator("bob", "reader@rival").await;
     let seen = get(world.operators(), Some(&rival), "/v1/query").await;
     assert!(!String::from_utf8_lossy(&seen.body).contains("process.exec"));
@@ -133,6 +130,7 @@ async fn roles_are_kept_apart() {
         assert_eq!(status(name, Method::POST, "/v1/operators").await, admin, "{name}");
         assert_eq!(status(name, Method::GET, "/healthz").await, 200, "{name}");
     }
-    let operator_sends = Connection::open(world.collectors(), Some(&world.admin())).await.unwrap().send(&[]).await;
+    let operator_sends =
+        Connection::open(world.collectors(), Some(&world.admin())).await.unwrap().send(&[]).await;
     assert_eq!(operator_sends.unwrap().status, StatusCode::FORBIDDEN);
 }

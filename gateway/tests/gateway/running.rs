@@ -94,3 +94,62 @@ async fn metrics_count_requests_by_route_and_never_name_a_tenant() {
     assert!(text.contains("store_batches_stored_total 1"), "{text}");
     assert!(!text.contains("secret"), "{text}");
 }
+
+/// Runs the server's binary to its end.
+fn gateway(args: &[&str]) -> std::process::Output {
+    std::process::Command::new(env!("CARGO_BIN_EXE_activity-gateway")).args(args).output().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_as_a_process_is_made_configured_used_and_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data").display().to_string();
+    let made = gateway(&["init", "--data", &data, "--name", "localhost"]);
+    let made: serde_json::Value = serde_json::from_slice(&made.stdout).unwrap();
+    assert!(made["gateway_key"].is_string() && made["admin_certificate"].is_string(), "{made}");
+    assert_eq!(gateway(&["init", "--data", &data]).status.code(), Some(1), "never made twice");
+    let token = gateway(&["token", "--data", &data, "--tenant", "acme", "--instance", "i", "--ttl", "1m"]);
+    let token: serde_json::Value = serde_json::from_slice(&token.stdout).unwrap();
+    assert!(token["token"].as_str().unwrap().starts_with("act1_"));
+    assert_eq!(
+        gateway(&["token", "--data", "/nonexistent", "--tenant", "t", "--host", "h"]).status.code(),
+        Some(1)
+    );
+    assert_eq!(
+        gateway(&["token", "--data", &data, "--tenant", "t"]).status.code(),
+        Some(2),
+        "bound to nothing"
+    );
+
+    let file = dir.path().join("gateway.toml");
+    std::fs::write(&file, format!("data = \"{data}\"\n[operator]\nlistne = \"127.0.0.1:0\"\n")).unwrap();
+    let config = file.display().to_string();
+    let refused = gateway(&["run", "--config", &config]);
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text.contains("operator.listne") && text.contains("operator.listen"), "{text}");
+    std::fs::write(&file, format!("data = \"{data}\"\n[operator]\nlisten = \"\"\n")).unwrap();
+    let run = ["run", "--config", &config, "--collector-listen", "127.0.0.1:0"];
+    let shown = gateway(&[&run[..], &["--print-config"]].concat());
+    let text = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(text.contains("(flag)\nlisten = \"127.0.0.1:0\""), "{text}");
+
+    let mut server =
+        std::process::Command::new(env!("CARGO_BIN_EXE_activity-gateway")).args(run).spawn().unwrap();
+    let socket = dir.path().join("data/operator.sock");
+    for _ in 0..200 {
+        if socket.exists() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let status = std::process::Command::new(env!("CARGO_BIN_EXE_activity"))
+        .args(["--gateway", &format!("unix:{}", socket.display()), "status"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&status.stdout).starts_with("gateway   ready\n"), "{status:?}");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(server.id()).unwrap());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
+    assert_eq!(server.wait().unwrap().code(), Some(0));
+    assert!(!socket.exists());
+}

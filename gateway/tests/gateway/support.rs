@@ -16,7 +16,7 @@ use activity_schema::keys::Signer;
 use activity_schema::{BatchHeader, Class, Hash, SignedBatch, Timestamp};
 use activity_store::StoreConfig;
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode};
+use http::{Method, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::rt::TokioIo;
 use rcgen::{CertificateParams, KeyPair};
@@ -208,7 +208,14 @@ impl Collector {
         event
     }
 
-    pub fn event(&self, name: &str, plane: &str, trust: &str, retention: &str, at: Timestamp) -> serde_json::Value {
+    pub fn event(
+        &self,
+        name: &str,
+        plane: &str,
+        trust: &str,
+        retention: &str,
+        at: Timestamp,
+    ) -> serde_json::Value {
         serde_json::json!({
             "schema_version": "activity.event/v1", "event_id": uuid::Uuid::now_v7().to_string(),
             "event_name": name, "plane": plane, "occurred_at": at.to_string(), "observed_at": at.to_string(),
@@ -222,7 +229,12 @@ impl Collector {
     }
 
     /// Signs events as the stream's next batch; fills in stream and sequence.
-    pub fn seal(&mut self, class: Class, events: Vec<serde_json::Value>, sealed_at: Timestamp) -> SignedBatch {
+    pub fn seal(
+        &mut self,
+        class: Class,
+        events: Vec<serde_json::Value>,
+        sealed_at: Timestamp,
+    ) -> SignedBatch {
         let stream = format!("{}/{}/{}", self.id, self.epoch, class);
         let first = self.last_sequence + 1;
         let mut times = Vec::new();
@@ -286,7 +298,6 @@ pub fn frames(batches: &[SignedBatch]) -> Bytes {
 #[derive(Debug)]
 pub struct Answer {
     pub status: StatusCode,
-    pub headers: HeaderMap,
     pub body: Bytes,
 }
 
@@ -314,7 +325,13 @@ impl Connection {
         Ok(Connection { sender })
     }
 
-    pub async fn ask(&mut self, method: Method, path: &str, kind: &str, body: Bytes) -> anyhow::Result<Answer> {
+    pub async fn ask(
+        &mut self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: Bytes,
+    ) -> anyhow::Result<Answer> {
         self.sender.ready().await?;
         let request = Request::builder()
             .method(method)
@@ -323,7 +340,7 @@ impl Connection {
             .header("content-type", kind)
             .body(Full::new(body))?;
         let (parts, body) = self.sender.send_request(request).await?.into_parts();
-        Ok(Answer { status: parts.status, headers: parts.headers, body: body.collect().await?.to_bytes() })
+        Ok(Answer { status: parts.status, body: body.collect().await?.to_bytes() })
     }
 
     pub async fn send(&mut self, batches: &[SignedBatch]) -> anyhow::Result<Answer> {
@@ -354,7 +371,10 @@ pub fn anonymous(world: &World) -> Credentials {
     Credentials { ca: world.ca(), certificate: String::new(), key: String::new() }
 }
 
-pub async fn tls(address: SocketAddr, credentials: Option<&Credentials>) -> anyhow::Result<TlsStream<TcpStream>> {
+pub async fn tls(
+    address: SocketAddr,
+    credentials: Option<&Credentials>,
+) -> anyhow::Result<TlsStream<TcpStream>> {
     let stream = TcpStream::connect(address).await?;
     let connector = TlsConnector::from(Arc::new(client_config(credentials.expect("an authority is needed"))));
     Ok(connector.connect(ServerName::try_from("localhost")?, stream).await?)
@@ -368,9 +388,8 @@ pub fn client_config(credentials: &Credentials) -> ClientConfig {
     if credentials.certificate.is_empty() {
         return builder.with_no_client_auth();
     }
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(credentials.certificate.as_bytes())
-        .collect::<Result<_, _>>()
-        .unwrap();
+    let chain: Vec<CertificateDer<'static>> =
+        CertificateDer::pem_slice_iter(credentials.certificate.as_bytes()).collect::<Result<_, _>>().unwrap();
     let key = PrivateKeyDer::from_pem_slice(credentials.key.as_bytes()).unwrap();
     builder.with_client_auth_cert(chain, key).unwrap()
 }

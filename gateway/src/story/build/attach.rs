@@ -10,13 +10,16 @@ use crate::story::flow::FlowKey;
 use crate::story::order::{Instant, error_ns};
 use crate::story::{Node, gaps};
 
+/// A tool call's session, where it is known, and its place.
+type Call<'e> = (Option<&'e str>, Index);
+
 /// Builds the arena, one event after another in order of time.
 pub(super) struct Attacher<'e> {
     arena: Arena<'e>,
     instances: BTreeMap<&'e str, Index>,
     sessions: BTreeMap<(&'e str, &'e str), Index>,
     /// By instance and call; a call id may be used again by another session.
-    tools: BTreeMap<(&'e str, &'e str), Vec<(Option<&'e str>, Index)>>,
+    tools: BTreeMap<(&'e str, &'e str), Vec<Call<'e>>>,
     processes: BTreeMap<(&'e str, &'e str), Index>,
     flows: BTreeMap<FlowKey<'e>, Index>,
     models: BTreeMap<(Index, &'e str), Index>,
@@ -119,8 +122,7 @@ impl<'e> Attacher<'e> {
             }
             "agent.scope.opened" | "agent.scope.bound" | "agent.scope.closed" => {
                 let session = id(&event.correlation.session_id);
-                self.tool(event)
-                    .or_else(|| session.map(|s| self.session(&event.correlation.instance_id, s)))
+                self.tool(event).or_else(|| session.map(|s| self.session(&event.correlation.instance_id, s)))
             }
             "process.started" | "process.exec" | "process.exited" => self.process(event),
             "network.flow.started" | "network.flow" | "network.flow.closed" => Some(self.flow(event)),

@@ -138,7 +138,9 @@ fn data_never_reaches_the_terminal_as_control() {
 
 #[test]
 fn causality_outranks_clocks_and_unordered_clocks_are_marked() {
-    let guest = |ms, name| event(ms, name).source("clock_id", json!("guest-boot")).source("clock_error_ms", json!(40));
+    let guest = |ms, name| {
+        event(ms, name).source("clock_id", json!("guest-boot")).source("clock_error_ms", json!(40))
+    };
     let lines = [
         // The child's clock says that it ran before its parent.
         event(100, "process.exec").of("s", "t").by("b:1", 10).with(json!({"executable": "make"})).line(),
@@ -148,12 +150,32 @@ fn causality_outranks_clocks_and_unordered_clocks_are_marked() {
             .with(json!({"executable": "cc", "parent_process_id": "b:1"}))
             .line(),
         // Two children, 10 ms apart by different clocks: no order is claimed.
-        event(300, "process.exec").of("s", "t").by("b:3", 12).with(json!({"executable": "ld", "parent_process_id": "b:1"})).line(),
-        guest(310, "process.exec").of("s", "t").by("b:4", 13).with(json!({"executable": "ar", "parent_process_id": "b:1"})).line(),
-        event(900, "process.exec").of("s", "t").by("b:5", 14).with(json!({"executable": "strip", "parent_process_id": "b:1"})).line(),
+        event(300, "process.exec")
+            .of("s", "t")
+            .by("b:3", 12)
+            .with(json!({"executable": "ld", "parent_process_id": "b:1"}))
+            .line(),
+        guest(310, "process.exec")
+            .of("s", "t")
+            .by("b:4", 13)
+            .with(json!({"executable": "ar", "parent_process_id": "b:1"}))
+            .line(),
+        event(900, "process.exec")
+            .of("s", "t")
+            .by("b:5", 14)
+            .with(json!({"executable": "strip", "parent_process_id": "b:1"}))
+            .line(),
         // Hostile parents: a cycle ends at the call, and nothing is lost.
-        event(910, "process.exec").of("s", "t").by("c:1", 20).with(json!({"executable": "ouro", "parent_process_id": "c:2"})).line(),
-        event(920, "process.exec").of("s", "t").by("c:2", 21).with(json!({"executable": "boros", "parent_process_id": "c:1"})).line(),
+        event(910, "process.exec")
+            .of("s", "t")
+            .by("c:1", 20)
+            .with(json!({"executable": "ouro", "parent_process_id": "c:2"}))
+            .line(),
+        event(920, "process.exec")
+            .of("s", "t")
+            .by("c:2", 21)
+            .with(json!({"executable": "boros", "parent_process_id": "c:1"}))
+            .line(),
     ];
     check("story_clocks", &lines, complete(0, 1_000), Style::default());
 }
@@ -162,14 +184,40 @@ fn causality_outranks_clocks_and_unordered_clocks_are_marked() {
 fn effects_without_a_call_and_calls_without_effects_are_both_told() {
     let lines = [
         event(10, "agent.tool.invoked").of("s", "t-1").with(json!({"tool_name": "read"})).line(),
-        event(20, "agent.tool.denied").of("s", "t-2").with(json!({"tool_name": "shell", "decision": "deny"})).line(),
-        event(30, "process.exec").by("b:1", 7).with(json!({"executable": "nc", "executable_class": "memfd", "join": "none"})).line(),
-        event(35, "process.exec_failed").by("b:1", 7).with(json!({"executable": "missing", "error": "ENOENT", "join": "none"})).line(),
-        event(40, "network.denied").by("b:1", 7).with({ let mut f = flow(); f["rule_id"] = json!("deny-all"); f }).line(),
-        event(41, "network.listen").by("b:1", 7).with(json!({"protocol": "tcp", "local_address": "::", "local_port": 8080})).line(),
-        event(50, "process.exited").by("b:1", 7).with(json!({"executable": "nc", "exit_signal": 9, "duration_ms": 20})).line(),
+        event(20, "agent.tool.denied")
+            .of("s", "t-2")
+            .with(json!({"tool_name": "shell", "decision": "deny"}))
+            .line(),
+        event(30, "process.exec")
+            .by("b:1", 7)
+            .with(json!({"executable": "nc", "executable_class": "memfd", "join": "none"}))
+            .line(),
+        event(35, "process.exec_failed")
+            .by("b:1", 7)
+            .with(json!({"executable": "missing", "error": "ENOENT", "join": "none"}))
+            .line(),
+        event(40, "network.denied")
+            .by("b:1", 7)
+            .with({
+                let mut f = flow();
+                f["rule_id"] = json!("deny-all");
+                f
+            })
+            .line(),
+        event(41, "network.listen")
+            .by("b:1", 7)
+            .with(json!({"protocol": "tcp", "local_address": "::", "local_port": 8080}))
+            .line(),
+        event(50, "process.exited")
+            .by("b:1", 7)
+            .with(json!({"executable": "nc", "exit_signal": 9, "duration_ms": 20}))
+            .line(),
         event(60, "network.flow").of("s", "").by("b:9", 99).with(flow()).line(),
-        event(70, "process.exec").instance("sandbox-8").by("z:1", 1).with(json!({"executable": "init"})).line(),
+        event(70, "process.exec")
+            .instance("sandbox-8")
+            .by("z:1", 1)
+            .with(json!({"executable": "init"}))
+            .line(),
     ];
     check("story_unjoined", &lines, complete(0, 100), Style::default());
 }

@@ -1,9 +1,9 @@
 //! Events for stories, as the collectors write them.
 
+use activity_schema::Timestamp;
 use activity_schema::coverage::{
     ClassCoverage, CoverageReport, CoverageSpan, CoverageState, EventClass, InstanceCoverage,
 };
-use activity_schema::Timestamp;
 use serde_json::{Value, json};
 
 /// 2026-08-01T12:00:00Z
@@ -29,7 +29,8 @@ pub fn event(ms: i64, name: &str) -> Maker {
     } else {
         "observed"
     };
-    let id = uuid::Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0000 + u128::try_from(ms).unwrap_or(0));
+    let id =
+        uuid::Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0000 + u128::try_from(ms).unwrap_or(0));
     Maker(json!({
         "schema_version": "activity.event/v1", "event_id": id.to_string(), "event_name": name, "plane": plane,
         "occurred_at": at(ms).to_string(), "observed_at": at(ms + 1).to_string(),
@@ -81,7 +82,13 @@ impl Maker {
 }
 
 pub fn complete(from_ms: i64, to_ms: i64) -> CoverageReport {
-    let classes = [EventClass::Session, EventClass::Tool, EventClass::Process, EventClass::Network, EventClass::Resource];
+    let classes = [
+        EventClass::Session,
+        EventClass::Tool,
+        EventClass::Process,
+        EventClass::Network,
+        EventClass::Resource,
+    ];
     let span = CoverageSpan {
         from: at(from_ms),
         to: at(to_ms),
