@@ -1,7 +1,7 @@
 //! A network flow: its start, samples and end are one line.
 
-use activity_schema::Event;
 use activity_schema::event::Value;
+use activity_schema::{Event, Timestamp};
 
 use super::leaf::{marks, span_ns};
 use super::units;
@@ -44,7 +44,7 @@ pub(super) fn flow(own: &[&Event<'_>]) -> Node {
     let result_text = result.unwrap_or(if closed.is_some() { "closed" } else { "open" });
     details.push(result_text.to_owned());
     if closed.is_some() {
-        details.extend(span_ns(own).map(units::duration_ns));
+        details.extend(lasted_ns(own).map(units::duration_ns));
     }
     details.extend(last_text(own, "nat_peer").map(|p| format!("NAT to {p}")));
     details.extend(last_text(own, "gateway").map(|g| format!("through {g}")));
@@ -80,6 +80,15 @@ pub(super) fn address(event: &Event<'_>, address: &str, port: &str) -> String {
     match event.payload.integer(port) {
         Some(port) => format!("{host}:{port}"),
         None => host,
+    }
+}
+
+/// As the kernel saw it, else between the events.
+fn lasted_ns(own: &[&Event<'_>]) -> Option<i64> {
+    let seen = |key: &str| last_text(own, key).and_then(|t| t.parse::<Timestamp>().ok());
+    match (seen("first_seen"), seen("last_seen")) {
+        (Some(first), Some(last)) => Some(last.nanos_since(first)),
+        _ => span_ns(own),
     }
 }
 

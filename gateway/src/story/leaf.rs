@@ -10,13 +10,22 @@ use super::{Node, Tone};
 /// Payload values shown of an event without a form of its own.
 const VALUES_SHOWN_MAX: usize = 6;
 
+/// Agent of what no agent claims.
+const UNKNOWN: &str = "unknown";
+
 /// The heading of everything that one sandbox did.
 pub(super) fn instance(id: &str, own: &[&Event<'_>]) -> Node {
     let mut details = Vec::new();
     if let Some(event) = own.first() {
         details.push(format!("host {}", event.correlation.host_id));
         details.push(event.source.runtime.to_string());
-        details.push(format!("agent {}", event.correlation.agent_id));
+        let mut agents: Vec<&str> = own.iter().map(|e| e.correlation.agent_id.as_str()).collect();
+        agents.sort_unstable();
+        agents.dedup();
+        agents.retain(|a| *a != UNKNOWN);
+        if !agents.is_empty() {
+            details.push(format!("agent {}", agents.join(", ")));
+        }
     }
     node(format!("instance {id}"), details, Vec::new(), Tone::Heading)
 }

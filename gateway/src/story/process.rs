@@ -71,12 +71,10 @@ fn pid(own: &[&Event<'_>]) -> Option<u64> {
 }
 
 fn how_it_ended(event: &Event<'_>) -> (String, bool) {
-    let signal = event.payload.integer("exit_signal").filter(|s| *s != 0);
     let code = event.outcome.as_ref().and_then(|o| o.exit_code);
-    if let Some(signal) = signal {
-        let core =
-            if event.payload.get("core_dumped") == Some(&Value::Bool(true)) { ", core dumped" } else { "" };
-        return (format!("killed by {}{core}", signal_name(signal)), true);
+    if let Some(signal) = event.payload.text("exit_signal").filter(|s| !s.is_empty()) {
+        let dumped = event.payload.get("core_dumped") == Some(&Value::Bool(true));
+        return (format!("killed by {signal}{}", if dumped { ", core dumped" } else { "" }), true);
     }
     match code {
         Some(code) => (format!("exit {code}"), code != 0),
@@ -85,11 +83,6 @@ fn how_it_ended(event: &Event<'_>) -> (String, bool) {
             ("exited".to_owned(), failed)
         }
     }
-}
-
-fn signal_name(number: i64) -> String {
-    let named = i32::try_from(number).ok().and_then(|n| nix::sys::signal::Signal::try_from(n).ok());
-    named.map_or_else(|| format!("signal {number}"), |s| s.as_str().to_owned())
 }
 
 fn cost(exited: &Event<'_>, own: &[&Event<'_>]) -> Vec<String> {

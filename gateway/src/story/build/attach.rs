@@ -10,6 +10,9 @@ use crate::story::flow::FlowKey;
 use crate::story::order::{Instant, error_ns};
 use crate::story::{Node, gaps};
 
+/// Agents named in the heading of an instance.
+const AGENTS_NAMED_MAX: usize = 4;
+
 /// A tool call's session, where it is known, and its place.
 type Call<'e> = (Option<&'e str>, Index);
 
@@ -55,9 +58,7 @@ impl<'e> Attacher<'e> {
         for event in events {
             let instance = event.correlation.instance_id.as_str();
             let heading = self.instance(instance);
-            if self.arena.places[heading].own.is_empty() {
-                self.arena.places[heading].own.push(event);
-            }
+            self.speak_of_agent(heading, event);
             if let Some(session) = id(&event.correlation.session_id) {
                 self.session(instance, session);
             }
@@ -77,6 +78,15 @@ impl<'e> Attacher<'e> {
             }
         }
         self.hang_processes(events);
+    }
+
+    /// Keeps one event of each agent for the instance's heading.
+    fn speak_of_agent(&mut self, heading: Index, event: &'e Event<'e>) {
+        let own = &mut self.arena.places[heading].own;
+        let agent = &event.correlation.agent_id;
+        if own.len() < AGENTS_NAMED_MAX && own.iter().all(|e| e.correlation.agent_id != *agent) {
+            own.push(event);
+        }
     }
 
     /// Hangs every process below its parent, its tool call, its session or its instance.

@@ -210,7 +210,7 @@ fn effects_without_a_call_and_calls_without_effects_are_both_told() {
             .line(),
         event(50, "process.exited")
             .by("b:1", 7)
-            .with(json!({"executable": "nc", "exit_signal": 9, "duration_ms": 20}))
+            .with(json!({"executable": "nc", "exit_signal": "SIGKILL", "duration_ms": 20}))
             .line(),
         event(60, "network.flow").of("s", "").by("b:9", 99).with(flow()).line(),
         event(70, "process.exec")
