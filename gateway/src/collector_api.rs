@@ -22,9 +22,9 @@ use http::{HeaderMap, StatusCode};
 
 use crate::clock;
 use crate::gateway::{Connection, Gateway};
-use crate::http::{Refusal, declared_bytes, json, read_body, read_json, unknown_path};
 use crate::identity::{CollectorIdentity, Identity};
 use crate::pki::{Issued, PkiError};
+use crate::reply::{Refusal, declared_bytes, json, read_body, read_json, unknown_path};
 use crate::tokens::UseError;
 
 /// Wait that a client is told when too many bodies are in memory.

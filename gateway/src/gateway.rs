@@ -13,10 +13,10 @@ use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use crate::access::Access;
 use crate::audit::Audit;
 use crate::evidence::Evidence;
-use crate::http::Refusal;
 use crate::identity::{CollectorIdentity, Identity, OperatorIdentity, Peer};
 use crate::metrics::Metrics;
 use crate::pki::{Authority, PkiError};
+use crate::reply::Refusal;
 use crate::stall::Watch;
 use crate::tokens::Tokens;
 

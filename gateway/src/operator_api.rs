@@ -12,7 +12,7 @@ use std::sync::Arc;
 use axum::routing::{get, post};
 
 use crate::gateway::Gateway;
-use crate::http::unknown_path;
+use crate::reply::unknown_path;
 
 pub fn router(gateway: Arc<Gateway>) -> axum::Router {
     axum::Router::new()

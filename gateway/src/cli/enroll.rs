@@ -1,5 +1,9 @@
 //! Letting in and shutting out.
 
+use std::path::Path;
+use std::time::Duration;
+
+use activity_store::{ControlRecord, Revocation, StoreConfig};
 use anyhow::Context as _;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::json;
@@ -9,8 +13,10 @@ use super::output::Output;
 use super::source::Source;
 use super::{CliError, Ending};
 use crate::config::parse_duration;
-use crate::pki;
+use crate::evidence::Evidence;
+use crate::tokens::Grant;
 use crate::wire::{OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer, TokenRequest};
+use crate::{clock, daemon, pki};
 
 pub(super) async fn enroll(place: &Place, args: EnrollArgs, out: &Output) -> Result<Ending, CliError> {
     if let (Some(name), Some(role), Some(dir)) = (&args.operator, &args.role, &args.out) {
@@ -24,8 +30,13 @@ pub(super) async fn enroll(place: &Place, args: EnrollArgs, out: &Output) -> Res
         instance: args.instance,
         ttl_seconds: ttl.as_secs(),
     };
-    let client = Source::open(place).await?.gateway("a token")?;
-    let answer: TokenAnswer = serde_json::from_slice(&client.post("/v1/tokens", &request).await?)?;
+    let answer = match &place.store {
+        Some(store) => token_beside(store, request)?,
+        None => {
+            let client = Source::open(place).await?.gateway("a token")?;
+            serde_json::from_slice::<TokenAnswer>(&client.post("/v1/tokens", &request).await?)?
+        }
+    };
     match out.format {
         Format::Text => out.text(&format!("{}\n", answer.token))?,
         Format::Json | Format::Ndjson => out.document(&answer)?,
@@ -33,12 +44,27 @@ pub(super) async fn enroll(place: &Place, args: EnrollArgs, out: &Output) -> Res
     Ok(Ending::Complete)
 }
 
+/// Makes a token in the data directory that holds the store; a running gateway reads it there.
+fn token_beside(store: &Path, request: TokenRequest) -> Result<TokenAnswer, CliError> {
+    let now = clock::now();
+    let ttl = i64::try_from(Duration::from_secs(request.ttl_seconds).as_nanos()).unwrap_or(i64::MAX);
+    let grant = Grant {
+        tenant: request.tenant,
+        host: request.host,
+        instance: request.instance,
+        expires_at: now.saturating_add_nanos(ttl),
+    };
+    let data = store.canonicalize().with_context(|| format!("cannot find {}", store.display()))?;
+    let data = data.parent().unwrap_or(Path::new("/"));
+    Ok(daemon::issue_token(data, &grant, now).map_err(anyhow::Error::new)?)
+}
+
 /// Makes a key here, and has its certificate issued by the gateway.
 async fn operator(
     place: &Place,
     name: &str,
     role: &str,
-    dir: &std::path::Path,
+    dir: &Path,
     out: &Output,
 ) -> Result<Ending, CliError> {
     let client = Source::open(place).await?.gateway("an operator's certificate")?;
@@ -73,13 +99,41 @@ pub(super) async fn revoke(place: &Place, args: RevokeArgs, out: &Output) -> Res
         (None, Some(name)) => RevokeRequest::Operator { name, reason: args.reason },
         (None, None) => return Err(CliError::Usage("name whom to revoke: --collector or --operator".into())),
     };
-    let client = Source::open(place).await?.gateway("a revocation")?;
-    let answer: RevokeAnswer = serde_json::from_slice(&client.post("/v1/revoke", &request).await?)?;
+    let answer = match &place.store {
+        Some(store) => revoke_in(store, request).await?,
+        None => {
+            let client = Source::open(place).await?.gateway("a revocation")?;
+            serde_json::from_slice::<RevokeAnswer>(&client.post("/v1/revoke", &request).await?)?
+        }
+    };
     match out.format {
         Format::Text => out.text(&format!("revoked at {}\n", answer.revoked_at))?,
         Format::Json | Format::Ndjson => out.document(&answer)?,
     }
     Ok(Ending::Complete)
+}
+
+/// Revokes in a store that no gateway runs on; the lock sees to it.
+async fn revoke_in(store: &Path, request: RevokeRequest) -> Result<RevokeAnswer, CliError> {
+    let RevokeRequest::Collector { tenant, collector, reason } = request else {
+        return Err(CliError::Usage(
+            "an operator is revoked through its gateway: name it with --gateway".into(),
+        ));
+    };
+    let revoked_at = clock::now();
+    let evidence = Evidence::open(StoreConfig { dir: store.to_owned(), ..StoreConfig::default() })?;
+    let record = ControlRecord::Revoked(Revocation {
+        tenant,
+        collector_id: collector,
+        key_id: None,
+        certificate_serial: None,
+        reason,
+        revoked_at,
+    });
+    let recorded = evidence.record(record).await;
+    evidence.close().await?;
+    recorded?;
+    Ok(RevokeAnswer { revoked_at })
 }
 
 fn named_tenant(place: &Place) -> Result<activity_schema::ids::TenantId, CliError> {

@@ -14,8 +14,8 @@ use http::{HeaderMap, StatusCode};
 use super::tenant::Operator;
 use crate::clock;
 use crate::gateway::Gateway;
-use crate::http::{Refusal, json, read_body, read_json};
 use crate::identity::{Identity, OperatorIdentity, Role};
+use crate::reply::{Refusal, json, read_body, read_json};
 use crate::tokens::{Grant, IssueError};
 use crate::wire::{
     ImportAnswer, ImportParams, OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer,

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use super::stream::ndjson;
 use super::tenant::Asked;
 use crate::gateway::Gateway;
-use crate::http::{Refusal, json, respond};
+use crate::reply::{Refusal, json, respond};
 use crate::wire::ParamsError;
 
 type Answer = Result<Response, Refusal>;

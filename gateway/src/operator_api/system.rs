@@ -11,8 +11,8 @@ use serde_json::json as value;
 
 use super::tenant::{Operator, unknown_tenant, visible};
 use crate::gateway::Gateway;
-use crate::http::{Refusal, json, respond};
 use crate::identity::Role;
+use crate::reply::{Refusal, json, respond};
 
 type Answer = Result<Response, Refusal>;
 

@@ -10,9 +10,9 @@ use http::request::Parts;
 
 use crate::clock;
 use crate::gateway::{Connection, Gateway};
-use crate::http::Refusal;
 use crate::identity::{Identity, OperatorIdentity, Role};
 use crate::metrics::ROUTES;
+use crate::reply::Refusal;
 use crate::wire::Params;
 
 /// An authorised question about one tenant.

@@ -239,6 +239,26 @@ async fn tokens_operators_and_revocations_through_the_command_line() {
     assert!(run(&["--tenant", "acme", "revoke", "--collector", "c-1"]).status.success());
     let refused = get(world.collectors(), Some(collector.credentials()), "/v1/streams").await;
     assert_eq!(refused.status.as_u16(), 401);
+
+    // Beside a running gateway a token can be made; a revocation needs the store to itself.
+    let store = world.path("store").display().to_string();
+    let offline = |args: &[&str]| activity(&[&["--store", &store, "--tenant", "acme"], args].concat());
+    let token = stdout(&offline(&["enroll", "--instance", "sandbox-8"])).trim().to_owned();
+    let mut second = Collector::new("acme", "sandbox-8", "c-2");
+    assert_eq!(second.enrol(&world, &token).await.status.as_u16(), 200);
+    assert_eq!(
+        offline(&["revoke", "--collector", "c-2"]).status.code(),
+        Some(1),
+        "the gateway holds the lock"
+    );
+    let World { dir, server } = world;
+    server.stop().await.unwrap();
+    let revoked = offline(&["revoke", "--collector", "c-2"]);
+    assert!(revoked.status.success(), "{}", stderr(&revoked));
+    let server = activity_gateway::daemon::Server::start(config(dir.path())).await.unwrap();
+    let world = World { dir, server };
+    let refused = get(world.collectors(), Some(second.credentials()), "/v1/streams").await;
+    assert_eq!(refused.status.as_u16(), 401);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -57,6 +57,19 @@ async fn of_many_enrolments_at_once_with_one_token_one_succeeds() {
     assert_eq!(won, 1);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_unix_socket_for_collectors_speaks_the_same_tls() {
+    let world = World::start().await;
+    let collector = world.enrol("acme", "sandbox-7", "c-1").await;
+    for (who, expected) in [(collector.credentials().clone(), 200), (anonymous(&world), 401)] {
+        let stream = tokio::net::UnixStream::connect(world.path("collector.sock")).await.unwrap();
+        let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(client_config(&who)));
+        let stream = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap();
+        let answer = Connection::over(stream).await.unwrap().get("/v1/streams").await.unwrap();
+        assert_eq!(answer.status.as_u16(), expected);
+    }
+}
+
 /// Polls all futures together.
 async fn futures_join<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut pinned: Vec<_> = futures.map(|f| (Box::pin(f), None)).collect();

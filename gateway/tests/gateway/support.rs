@@ -319,7 +319,13 @@ pub struct Connection {
 
 impl Connection {
     pub async fn open(address: SocketAddr, credentials: Option<&Credentials>) -> anyhow::Result<Self> {
-        let stream = tls(address, credentials).await?;
+        Connection::over(tls(address, credentials).await?).await
+    }
+
+    pub async fn over<S>(stream: S) -> anyhow::Result<Self>
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(async move { drop(connection.await) });
         Ok(Connection { sender })
