@@ -13,7 +13,7 @@ pub fn flat_line(event: &Event<'_>, style: Style) -> String {
     let mut node = match event.event_name.as_str() {
         "session.started" | "session.ended" => tool::session(&id(&correlation.session_id), &own),
         "process.started" | "process.exec" | "process.exited" => {
-            let mut node = process::process(&id(&correlation.process_id), &own);
+            let mut node = process::process(&id(&correlation.process_id), None, &own);
             node.details.retain(|d| d != "no exit seen");
             node
         }

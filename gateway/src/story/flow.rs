@@ -7,6 +7,9 @@ use super::leaf::{marks, span_ns};
 use super::units;
 use super::{Node, Tone};
 
+/// A socket that connects has no local port yet.
+const UNBOUND: (&str, i64) = ("", 0);
+
 /// Events with the same key speak of one flow, until it is closed.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct FlowKey<'e> {
@@ -21,16 +24,24 @@ pub(super) struct FlowKey<'e> {
 impl<'e> FlowKey<'e> {
     pub(super) fn of(event: &'e Event<'e>) -> Self {
         let text = |key| event.payload.text(key).unwrap_or_default();
-        let port = |key| event.payload.integer(key).unwrap_or(-1);
+        let port = |key| event.payload.integer(key).unwrap_or(0);
         FlowKey {
             instance: &event.correlation.instance_id,
             process: event.correlation.process_id.as_deref().unwrap_or_default(),
             // Host and guest may both see the flow; neither's word replaces the other's.
             collector: event.source.collector.split('/').next().unwrap_or_default(),
             protocol: text("protocol"),
-            local: (text("local_address"), port("local_port")),
+            local: match port("local_port") {
+                0 => UNBOUND,
+                bound => (text("local_address"), bound),
+            },
             peer: (text("peer_address"), port("peer_port")),
         }
+    }
+
+    /// The flow as it was before the kernel gave it a local port.
+    pub(super) fn unbound(&self) -> Self {
+        FlowKey { local: UNBOUND, ..self.clone() }
     }
 }
 

@@ -10,9 +10,10 @@ use super::{Node, Tone};
 /// Images named for one process; a shell that execs in a loop stays one line.
 const IMAGES_SHOWN_MAX: usize = 4;
 
-pub(super) fn process(id: &str, own: &[&Event<'_>]) -> Node {
+/// `pid` is of use where no event of the process itself is known.
+pub(super) fn process(id: &str, pid: Option<u64>, own: &[&Event<'_>]) -> Node {
     let exited = own.iter().rev().find(|e| e.event_name == "process.exited");
-    let mut details = vec![match pid(own) {
+    let mut details = vec![match own_pid(own).or(pid) {
         Some(pid) => format!("pid {pid}"),
         None => id.to_owned(),
     }];
@@ -60,7 +61,7 @@ fn title(own: &[&Event<'_>]) -> String {
     }
 }
 
-fn pid(own: &[&Event<'_>]) -> Option<u64> {
+fn own_pid(own: &[&Event<'_>]) -> Option<u64> {
     own.iter().find_map(|e| {
         let entity =
             |entity: &Option<activity_schema::event::Entity<'_>>| entity.as_ref().and_then(|x| x.pid);

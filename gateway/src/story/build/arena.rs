@@ -39,6 +39,8 @@ pub(super) struct Place<'e> {
     pub instant: Option<Instant>,
     pub end: Option<Timestamp>,
     pub children: Vec<Index>,
+    /// Of a process, from whichever event says it.
+    pub pid: Option<u64>,
 }
 
 /// All places.
@@ -56,6 +58,7 @@ impl<'e> Arena<'e> {
             instant: None,
             end: None,
             children: Vec::new(),
+            pid: None,
         });
         self.places.len() - 1
     }
@@ -189,7 +192,7 @@ impl<'e> Arena<'e> {
             Subject::Instance(id) => leaf::instance(id, &place.own),
             Subject::Session(id) => tool::session(id, &place.own),
             Subject::Tool(id) => tool::tool(id, &place.own),
-            Subject::Process(id) => process::process(id, &place.own),
+            Subject::Process(id) => process::process(id, place.pid, &place.own),
             Subject::Flow => flow::flow(&place.own),
             Subject::Model => tool::model(&place.own),
             Subject::Resources => resources::samples(&place.own),

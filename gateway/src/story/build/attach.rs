@@ -1,6 +1,6 @@
 //! Which place an event belongs to, and which place that hangs below.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use activity_schema::Event;
 use activity_schema::coverage::CoverageReport;
@@ -9,6 +9,13 @@ use super::arena::{Arena, Index, Subject};
 use crate::story::flow::FlowKey;
 use crate::story::order::{Instant, error_ns};
 use crate::story::{Node, gaps};
+
+/// The call and the session that a process belongs to, by any of its events.
+#[derive(Debug, Clone, Copy, Default)]
+struct Claim {
+    tool: Option<Index>,
+    session: Option<Index>,
+}
 
 /// Agents named in the heading of an instance.
 const AGENTS_NAMED_MAX: usize = 4;
@@ -24,7 +31,8 @@ pub(super) struct Attacher<'e> {
     /// By instance and call; a call id may be used again by another session.
     tools: BTreeMap<(&'e str, &'e str), Vec<Call<'e>>>,
     processes: BTreeMap<(&'e str, &'e str), Index>,
-    flows: BTreeMap<FlowKey<'e>, Index>,
+    /// Open flows, oldest first.
+    flows: BTreeMap<FlowKey<'e>, VecDeque<Index>>,
     models: BTreeMap<(Index, &'e str), Index>,
     resources: BTreeMap<Index, Index>,
     collectors: BTreeMap<(Index, &'e str), Index>,
@@ -71,9 +79,11 @@ impl<'e> Attacher<'e> {
         for event in events.iter().filter(|e| is_effect(&e.event_name)) {
             if let Some(process) = id(&event.correlation.process_id) {
                 let key = (event.correlation.instance_id.as_str(), process);
-                if !self.processes.contains_key(&key) {
-                    let index = self.arena.push(Subject::Process(process), None);
-                    self.processes.insert(key, index);
+                let arena = &mut self.arena;
+                let index =
+                    *self.processes.entry(key).or_insert_with(|| arena.push(Subject::Process(process), None));
+                if let Some(actor) = event.actor.as_ref().filter(|a| a.id == *process) {
+                    arena.places[index].pid = arena.places[index].pid.or(actor.pid);
                 }
             }
         }
@@ -91,32 +101,34 @@ impl<'e> Attacher<'e> {
 
     /// Hangs every process below its parent, its tool call, its session or its instance.
     fn hang_processes(&mut self, events: &[&'e Event<'e>]) {
-        let mut fallback: Vec<Option<Index>> = self.arena.places.iter().map(|p| p.parent).collect();
-        let mut tools: BTreeMap<Index, Option<Index>> = BTreeMap::new();
+        let mut claims: BTreeMap<Index, Claim> = BTreeMap::new();
         let mut parents: BTreeMap<Index, Index> = BTreeMap::new();
         for event in events.iter().filter(|e| is_effect(&e.event_name)) {
             let Some(child) = self.process(event) else { continue };
-            let tool = self.tool(event);
-            let above = tool.unwrap_or_else(|| self.session_or_instance(event));
-            let known = tools.entry(child).or_insert(None);
-            if fallback[child].is_none() || (known.is_none() && tool.is_some()) {
-                fallback[child] = Some(above);
-                *known = known.or(tool);
-            }
+            let instance = event.correlation.instance_id.as_str();
+            let (tool, session) = (self.tool(event), id(&event.correlation.session_id));
+            let session = session.map(|s| self.session(instance, s));
+            let claim = claims.entry(child).or_default();
+            claim.tool = claim.tool.or(tool);
+            claim.session = claim.session.or(session);
             let parent = event.payload.text("parent_process_id").filter(|p| !p.is_empty());
-            let key = parent.map(|p| (event.correlation.instance_id.as_str(), p));
             if event.event_name.starts_with("process.")
-                && let Some(parent) = key.and_then(|k| self.processes.get(&k))
+                && let Some(parent) = parent.and_then(|p| self.processes.get(&(instance, p)))
                 && *parent != child
             {
                 parents.entry(child).or_insert(*parent);
             }
         }
-        for index in self.processes.values() {
-            let tool_of = |i: &Index| tools.get(i).copied().flatten();
-            let parent = parents.get(index).filter(|parent| {
-                // The root process of a call hangs below the call, not below the agent that started it.
-                tool_of(index).is_none() || tool_of(index) == tool_of(parent)
+        let mut fallback: Vec<Option<Index>> = self.arena.places.iter().map(|p| p.parent).collect();
+        for ((instance, _), index) in &self.processes {
+            let claim_of = |i: &Index| claims.get(i).copied().unwrap_or_default();
+            let claim = claim_of(index);
+            fallback[*index] = claim.tool.or(claim.session).or_else(|| self.instances.get(instance).copied());
+            // The root process of a call or session hangs below it, not below whatever started it.
+            let parent = parents.get(index).filter(|parent| match claim {
+                Claim { tool: Some(_), .. } => claim.tool == claim_of(parent).tool,
+                Claim { session: Some(_), .. } => claim.session == claim_of(parent).session,
+                Claim { .. } => true,
             });
             self.arena.places[*index].parent = parent.copied().or(fallback[*index]);
         }
@@ -264,16 +276,23 @@ impl<'e> Attacher<'e> {
         process.or_else(|| self.tool(event)).unwrap_or_else(|| self.session_or_instance(event))
     }
 
+    /// The flow that an event speaks of: a new one when it starts, the oldest open one of its key otherwise.
     fn flow(&mut self, event: &'e Event<'e>) -> Index {
         let key = FlowKey::of(event);
         let above = self.above(event);
-        let arena = &mut self.arena;
-        let open = self.flows.get(&key).copied().filter(|_| event.event_name != "network.flow.started");
-        let index = open.unwrap_or_else(|| arena.push(Subject::Flow, Some(above)));
-        if event.event_name == "network.flow.closed" {
-            self.flows.remove(&key);
-        } else {
-            self.flows.insert(key, index);
+        let closed = event.event_name == "network.flow.closed";
+        if event.event_name != "network.flow.started" {
+            for key in [&key, &key.unbound()] {
+                let Some(open) = self.flows.get_mut(key) else { continue };
+                let found = if closed { open.pop_front() } else { open.front().copied() };
+                if let Some(index) = found {
+                    return index;
+                }
+            }
+        }
+        let index = self.arena.push(Subject::Flow, Some(above));
+        if !closed {
+            self.flows.entry(key).or_default().push_back(index);
         }
         index
     }

@@ -223,6 +223,62 @@ fn effects_without_a_call_and_calls_without_effects_are_both_told() {
 }
 
 #[test]
+fn a_flow_is_one_line_from_connect_to_close_though_its_port_came_between() {
+    let connecting = || {
+        let mut flow = flow();
+        flow["local_port"] = json!(0);
+        flow["local_address"] = json!("0.0.0.0");
+        flow
+    };
+    let closed = |port: i64, bytes: i64| {
+        let mut flow = flow();
+        flow["local_port"] = json!(port);
+        flow["bytes_received"] = json!(bytes);
+        flow["bytes_sent"] = json!(0);
+        flow["first_seen"] = json!(at(10).to_string());
+        flow["last_seen"] = json!(at(35).to_string());
+        flow
+    };
+    let by = |ms, name, payload| event(ms, name).by("b:1", 7).with(payload).line();
+    let lines = [
+        by(10, "network.flow.started", connecting()),
+        by(11, "network.flow.started", connecting()),
+        by(30, "network.flow.closed", closed(40_001, 1)),
+        by(31, "network.flow.closed", closed(40_002, 2)),
+        // The same ports again are another flow.
+        by(40, "network.flow.started", flow()),
+        by(50, "network.flow.closed", closed(40_112, 3)),
+        by(60, "network.flow.started", flow()),
+    ];
+    check("story_flows", &lines, complete(0, 100), Style::default());
+}
+
+#[test]
+fn the_agent_hangs_below_its_session_and_the_call_below_neither_process() {
+    let exec = |ms, process: &str, pid, name: &str, parent: &str| {
+        event(ms, "process.exec")
+            .by(process, pid)
+            .with(json!({"executable": name, "parent_process_id": parent, "join": "none"}))
+    };
+    let lines = [
+        exec(1, "b:1", 1, "login-shell", "b:0").line(),
+        // The session's scope opened after the exec: only its exit says where it belongs.
+        exec(2, "b:2", 2, "iteron", "b:1").line(),
+        event(5, "session.started").of("s", "").line(),
+        event(10, "agent.tool.invoked").of("s", "t").with(json!({"tool_name": "shell"})).line(),
+        exec(11, "b:3", 3, "bash", "b:2").of("s", "t").line(),
+        exec(12, "b:4", 4, "git", "b:2").of("s", "").line(),
+        event(90, "process.exited")
+            .of("s", "")
+            .by("b:2", 2)
+            .with(json!({"executable": "iteron", "parent_process_id": "b:1", "join": "registered"}))
+            .outcome(json!({"status": "success", "exit_code": 0}))
+            .line(),
+    ];
+    check("story_agent", &lines, complete(0, 100), Style::default());
+}
+
+#[test]
 fn a_chain_of_twenty_thousand_forks_is_drawn_and_dropped() {
     let lines: Vec<String> = (1..20_000)
         .map(|i| {
