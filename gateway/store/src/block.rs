@@ -25,8 +25,8 @@ use crate::aead::Unsealed;
 use crate::env::Env;
 use crate::frame::Kind;
 use crate::record::{
-    Cursors, ELIDED, ERASED, Elided, Keys, PlainSection, Place, Places, RecordError, SectionId, StoredBatch, put_elided,
-    put_sealed, read_elided, read_sealed,
+    Cursors, ELIDED, ERASED, Elided, Keys, Place, Places, PlainSection, RecordError, SectionId, StoredBatch,
+    put_elided, put_sealed, read_elided, read_sealed,
 };
 use crate::wire::{Reader, WireError, put_bytes, put_len, put_signed, put_varint};
 
@@ -57,10 +57,6 @@ impl BlockBuilder {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.count == 0
-    }
-
-    pub(crate) fn first_leaf(&self) -> u64 {
-        self.first_leaf
     }
 
     pub(crate) fn push(&mut self, batch: &StoredBatch) {
@@ -143,7 +139,12 @@ impl BlockBuilder {
     }
 
     /// The payload of the block frame. The builder is empty afterwards.
-    pub(crate) fn finish(&mut self, env: &Env, keys: &dyn Keys, tenant: &TenantId) -> Result<Vec<u8>, BlockError> {
+    pub(crate) fn finish(
+        &mut self,
+        env: &Env,
+        keys: &dyn Keys,
+        tenant: &TenantId,
+    ) -> Result<Vec<u8>, BlockError> {
         let built = std::mem::take(self);
         let mut texts = Vec::with_capacity(built.texts.len() + 4);
         put_len(&mut texts, built.count);
@@ -180,7 +181,11 @@ pub(crate) enum BlockError {
 }
 
 /// Unpacks a block.
-pub(crate) fn read_block(payload: &[u8], keys: &dyn Keys, tenant: &TenantId) -> Result<Vec<StoredBatch>, RecordError> {
+pub(crate) fn read_block(
+    payload: &[u8],
+    keys: &dyn Keys,
+    tenant: &TenantId,
+) -> Result<Vec<StoredBatch>, RecordError> {
     let mut reader = Reader::new(payload);
     let first_leaf = reader.varint()?;
     let opened = read_sealed(&mut reader, keys, (Kind::Block, tenant, first_leaf))?;

@@ -120,7 +120,8 @@ impl BlockEntry {
         let stream = reader.text()?.parse().map_err(|_| WireError)?;
         let host = HostId::new(reader.text()?).map_err(|_| WireError)?;
         let flags = reader.u8()?;
-        let (first_number, last_number, last_sequence) = (reader.varint()?, reader.varint()?, reader.varint()?);
+        let (first_number, last_number, last_sequence) =
+            (reader.varint()?, reader.varint()?, reader.varint()?);
         let last_hash = reader.hash()?;
         let received_min = Timestamp::from_nanos(reader.i64()?);
         let received_max = Timestamp::from_nanos(reader.i64()?);

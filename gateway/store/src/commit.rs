@@ -6,9 +6,11 @@
 //!         | u64 LE previous number | u64 LE previous length | u32 LE crc32c of all before; written twice, since
 //!         nothing in the file opens without its id
 //! then frames (see `frame`): batch frames, and after each group of them a group frame: varint count of batches
+//! | varint bytes of their frames
 //! ```
 //!
-//! A group is written with one call and fsynced once. *Previous length* says how far the file before counts:
+//! A group is written with one call and fsynced once, and the next is written only after that. So a group that is not
+//! whole is damage when anything follows it, and at the end of the file it may be one that was never acknowledged. *Previous length* says how far the file before counts:
 //! after a failed write or fsync its writer abandons it there and begins the next file, so bytes of a group that
 //! was never acknowledged are never taken for stored ones.
 
@@ -157,9 +159,10 @@ impl CommitWriter {
 
     /// Writes batch frames (already framed) as one group and makes them durable.
     pub(crate) fn append(&mut self, env: &Env, frames: &mut Vec<u8>, batches: u64) -> io::Result<()> {
-        let mut count = Vec::new();
-        put_varint(&mut count, batches);
-        put_frame(frames, Kind::Group, &count);
+        let mut group = Vec::new();
+        put_varint(&mut group, batches);
+        put_varint(&mut group, frames.len() as u64);
+        put_frame(frames, Kind::Group, &group);
         let path = self.path();
         let storage = &*env.storage;
         let result = self.write(storage, &path, frames);
@@ -196,15 +199,19 @@ impl CommitWriter {
     }
 }
 
+fn read_group(payload: &[u8]) -> Result<(u64, u64), WireError> {
+    let mut reader = Reader::new(payload);
+    Ok((reader.varint()?, reader.varint()?))
+}
+
 /// A commit file as it was found.
 pub(crate) struct CommitFile {
     pub header: Header,
     pub bytes: Vec<u8>,
-    /// Offsets of batch frames, with the group each belongs to.
     pub batches: Vec<FoundBatch>,
     /// Damaged ranges: offset and length.
     pub damaged: Vec<(u64, u64)>,
-    /// End of the last whole group, and what follows it.
+    /// Up to here the file holds what was fsynced; what follows may be a group that was never acknowledged.
     pub grouped_len: u64,
 }
 
@@ -214,7 +221,7 @@ pub(crate) struct FoundBatch {
     /// Of the payload.
     pub start: usize,
     pub end: usize,
-    /// After the last whole group: not acknowledged, unless the log says so.
+    /// Beyond `grouped_len`: not acknowledged, unless the log says so.
     pub unfinished: bool,
 }
 
@@ -226,19 +233,22 @@ impl CommitFile {
             bytes.truncate(usize::try_from(len).unwrap_or(usize::MAX));
         }
         let mut batches: Vec<FoundBatch> = Vec::new();
-        let (mut damaged, mut grouped_len) = (Vec::new(), HEADER_BYTES as u64);
+        let mut damaged = Vec::new();
+        // Start and end of the last group, and whether all its batches are there.
+        let mut last = (HEADER_BYTES as u64, HEADER_BYTES as u64, true);
         for found in Scan::new(&bytes, HEADER_BYTES) {
             match found {
                 Found::Frame { offset, kind, payload } => {
                     let start = offset + crate::frame::FRAME_HEADER_BYTES;
                     let end = start + payload.len();
-                    match kind {
-                        Kind::Batch => {
+                    match (kind, read_group(payload)) {
+                        (Kind::Batch, _) => {
                             batches.push(FoundBatch { offset: offset as u64, start, end, unfinished: true });
                         }
-                        Kind::Group => {
-                            batches.iter_mut().for_each(|b| b.unfinished = false);
-                            grouped_len = end as u64;
+                        (Kind::Group, Ok((count, len))) => {
+                            let from = (offset as u64).saturating_sub(len);
+                            let own = batches.len() - batches.partition_point(|b| b.offset < from);
+                            last = (from, end as u64, own as u64 == count);
                         }
                         // Well-formed, but nothing that belongs here.
                         _ => damaged.push((offset as u64, (end - offset) as u64)),
@@ -249,6 +259,9 @@ impl CommitFile {
                 }
             }
         }
+        let (from, end, whole) = last;
+        let grouped_len = if whole || end < bytes.len() as u64 { end } else { from };
+        batches.iter_mut().for_each(|b| b.unfinished = b.offset >= grouped_len);
         Ok(CommitFile { header, bytes, batches, damaged, grouped_len })
     }
 

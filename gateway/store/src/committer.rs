@@ -20,7 +20,9 @@ use crate::coverage::Seen;
 use crate::env::day_of;
 use crate::frame::{FRAME_HEADER_BYTES, Kind, put_frame};
 use crate::keyring::KeyringError;
-use crate::record::{Clear, FLAG_FORK, FLAG_HEADER_ONLY, Head, Places, PlainSection, SectionId, batch_payload};
+use crate::record::{
+    Clear, FLAG_FORK, FLAG_HEADER_ONLY, Head, Places, PlainSection, SectionId, batch_payload,
+};
 use crate::store::Shared;
 use crate::tenant::{FORKS_MAX, OpenBatch, Stored, StreamState, Tenant};
 
@@ -80,10 +82,6 @@ pub(crate) struct Committer<'a> {
 impl<'a> Committer<'a> {
     pub(crate) fn new(shared: &'a Shared, writer: CommitWriter) -> Self {
         Committer { shared, writer }
-    }
-
-    pub(crate) fn writer(&self) -> &CommitWriter {
-        &self.writer
     }
 
     /// Ends the commit file when it is due, or has anything at all and `force`; returns the file that ended.
@@ -221,7 +219,8 @@ impl<'a> Committer<'a> {
         }
         let receipt = self.receipt(&group.origin, checked.hash, group.next_leaf, group.received_at);
         let withheld = checked.content.elided.len() as u64;
-        let placed = self.frame(group.next_leaf, group.received_at, &tenant, frames, checked, &receipt, fork)?;
+        let placed =
+            self.frame(group.next_leaf, group.received_at, &tenant, frames, checked, &receipt, fork)?;
         if fork {
             pending.forks += 1;
         } else {
@@ -267,13 +266,8 @@ impl<'a> Committer<'a> {
             flags |= FLAG_HEADER_ONLY;
         }
         let sections = self.sections(tenant, received_at, &checked.content)?;
-        let clear = Clear {
-            tenant: tenant.id.clone(),
-            leaf_index,
-            received_at,
-            batch_hash: checked.hash,
-            flags,
-        };
+        let clear =
+            Clear { tenant: tenant.id.clone(), leaf_index, received_at, batch_hash: checked.hash, flags };
         let head = Head {
             header_bytes: checked.header_bytes.clone(),
             signature: checked.signature,
@@ -364,7 +358,11 @@ impl<'a> Committer<'a> {
 
     fn count(&self, checked: &Checked, fork: bool) {
         let metrics = &self.shared.metrics;
-        if fork { metrics.batches_forked.add(1) } else { metrics.batches_stored.add(1) }
+        if fork {
+            metrics.batches_forked.add(1)
+        } else {
+            metrics.batches_stored.add(1)
+        }
         metrics.events_stored.add(checked.content.facts.summary.events);
         metrics.events_withheld.add(checked.content.elided.len() as u64);
         metrics.event_id_conflicts.add(checked.content.facts.conflicts.len() as u64);

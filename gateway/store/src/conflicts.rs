@@ -27,7 +27,8 @@ impl RecentIds {
         start.copy_from_slice(&leaf.0[..8]);
         let line = u64::from_le_bytes(start);
         // The low half of a version 7 id is random; the high half orders by time.
-        let mixed = (key ^ (key >> 64)) as u64;
+        let (low, high) = (Uuid::from_u128(key).as_u64_pair().1, Uuid::from_u128(key).as_u64_pair().0);
+        let mixed = low ^ high;
         let at = usize::try_from(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47).unwrap_or(0);
         let mut slots = self.slots.lock();
         let Some(slot) = slots.get_mut(at) else { return false };

@@ -32,6 +32,7 @@ const SIGNATURE_BYTES: usize = 64;
 /// A decision, or an event about the store itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+#[expect(clippy::large_enum_variant, reason = "records are few and short-lived")]
 pub enum ControlRecord {
     /// A collector was enrolled, or renewed its key or epoch.
     Enrolled(Enrolment),
@@ -40,15 +41,38 @@ pub enum ControlRecord {
     Read(ReadAudit),
     Imported(Import),
     /// A batch was stored beside its stream.
-    Forked { tenant: TenantId, stream: StreamId, batch_number: u64, leaf_index: u64, batch_hash: Hash },
+    Forked {
+        tenant: TenantId,
+        stream: StreamId,
+        batch_number: u64,
+        leaf_index: u64,
+        batch_hash: Hash,
+    },
     /// An event id came again with other bytes.
-    Conflict { tenant: TenantId, stream: StreamId, leaf_index: u64, event_id: Uuid },
+    Conflict {
+        tenant: TenantId,
+        stream: StreamId,
+        leaf_index: u64,
+        event_id: Uuid,
+    },
     /// Lines of one batch are reduced to their leaf hashes.
-    Elided { tenant: TenantId, leaf_index: u64, positions: Vec<u32>, reason: String },
+    Elided {
+        tenant: TenantId,
+        leaf_index: u64,
+        positions: Vec<u32>,
+        reason: String,
+    },
     /// A day of a retention class was erased by deleting its key.
-    KeyErased { tenant: TenantId, retention: String, day: String, reason: String },
+    KeyErased {
+        tenant: TenantId,
+        retention: String,
+        day: String,
+        reason: String,
+    },
     /// The store was opened and found something amiss.
-    Recovered { findings: Vec<String> },
+    Recovered {
+        findings: Vec<String>,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -132,6 +156,7 @@ pub(crate) struct ControlJournal {
     file: u64,
     len: u64,
     usable: bool,
+    name_synced: bool,
     next_sequence: u64,
     last_hash: Hash,
     enrolments: Vec<Enrolment>,
@@ -143,8 +168,26 @@ pub(crate) struct JournalScan {
     pub entries: Vec<(Entry, Hash)>,
     /// What is amiss, in words, with the file's name.
     pub findings: Vec<String>,
-    /// Last file and the length of its whole frames.
-    pub last: Option<(u64, u64)>,
+    pub last: Option<LastFile>,
+}
+
+/// The journal's newest file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LastFile {
+    /// First sequence, its name.
+    pub file: u64,
+    /// End of its last record.
+    pub len: u64,
+    /// Bytes after it: an append that a crash cut short, and that nobody was told of.
+    pub tail: u64,
+}
+
+/// Cuts off what a crash left behind the last record.
+pub(crate) fn cut_tail(env: &Env, dir: &Path, scan: &JournalScan) -> io::Result<()> {
+    let Some(last) = scan.last.filter(|last| last.tail > 0) else { return Ok(()) };
+    let path = dir.join(numbered_name(last.file, "log"));
+    env.storage.truncate(&path, last.len)?;
+    env.storage.sync(&path)
 }
 
 /// Reads every journal file, checking chain and signatures.
@@ -156,6 +199,9 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
         let name = numbered_name(file, "log");
         let bytes = env.storage.read(&dir.join(&name))?;
         let mut len = 0;
+        if bytes.is_empty() {
+            scan.findings.push(format!("control/{name}: its 0 bytes are no record"));
+        }
         for found in Scan::new(&bytes, 0) {
             match found {
                 Found::Frame { offset, kind: Kind::Control, payload } => {
@@ -185,11 +231,13 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
                     scan.findings.push(format!("control/{name}: {len} damaged bytes at {offset}"));
                 }
                 Found::Tail { offset, len } => {
-                    scan.findings.push(format!("control/{name}: {len} bytes at the end, from {offset}, are no record"));
+                    scan.findings.push(format!(
+                        "control/{name}: {len} bytes at the end, from {offset}, are no record"
+                    ));
                 }
             }
         }
-        scan.last = Some((file, len));
+        scan.last = Some(LastFile { file, len, tail: bytes.len() as u64 - len });
     }
     Ok(scan)
 }
@@ -208,12 +256,13 @@ impl ControlJournal {
     pub(crate) fn from_scan(dir: PathBuf, scan: &JournalScan) -> Self {
         let (sequence, last_hash) =
             scan.entries.last().map_or((0, Hash::default()), |(entry, hash)| (entry.sequence, *hash));
-        let (file, len) = scan.last.unwrap_or((1, 0));
+        let (file, len) = scan.last.map_or((1, 0), |last| (last.file, last.len));
         let mut journal = ControlJournal {
             dir,
             file,
             len,
             usable: true,
+            name_synced: false,
             next_sequence: sequence + 1,
             last_hash,
             enrolments: Vec::new(),
@@ -225,7 +274,12 @@ impl ControlJournal {
         journal
     }
 
-    pub(crate) fn append(&mut self, env: &Env, signer: &Signer, record: ControlRecord) -> Result<(), ControlError> {
+    pub(crate) fn append(
+        &mut self,
+        env: &Env,
+        signer: &Signer,
+        record: ControlRecord,
+    ) -> Result<(), ControlError> {
         let entry = Entry {
             at: env.now(),
             previous: self.last_hash,
@@ -242,15 +296,16 @@ impl ControlJournal {
         let mut frame = Vec::new();
         put_frame(&mut frame, Kind::Control, &payload);
         if !self.usable || self.len > FILE_BYTES_MAX {
-            (self.file, self.len) = (self.next_sequence, 0);
+            (self.file, self.len, self.name_synced) = (self.next_sequence, 0, false);
         }
         let path = self.dir.join(numbered_name(self.file, "log"));
         if let Err(source) = self.write(env, &path, &frame) {
             // What may have been written is cut off; if that fails too, the file is left for a new one.
-            self.usable = env.storage.truncate(&path, self.len).and_then(|()| env.storage.sync(&path)).is_ok();
+            self.usable =
+                env.storage.truncate(&path, self.len).and_then(|()| env.storage.sync(&path)).is_ok();
             return Err(ControlError::Io { path, source });
         }
-        self.usable = true;
+        (self.usable, self.name_synced) = (true, true);
         self.len += frame.len() as u64;
         self.last_hash = Hash::of(&[&payload]);
         self.next_sequence += 1;
@@ -261,7 +316,7 @@ impl ControlJournal {
     fn write(&self, env: &Env, path: &Path, frame: &[u8]) -> io::Result<()> {
         env.storage.write_at(path, self.len, frame)?;
         env.storage.sync(path)?;
-        if self.len == 0 { env.storage.sync_dir(&self.dir) } else { Ok(()) }
+        if self.name_synced { Ok(()) } else { env.storage.sync_dir(&self.dir) }
     }
 
     fn note(&mut self, record: &ControlRecord) {
@@ -269,7 +324,12 @@ impl ControlJournal {
             ControlRecord::Enrolled(enrolment) => {
                 self.enrolments.retain(|e| {
                     (&e.tenant, &e.collector_id, &e.signing_key, &e.epoch)
-                        != (&enrolment.tenant, &enrolment.collector_id, &enrolment.signing_key, &enrolment.epoch)
+                        != (
+                            &enrolment.tenant,
+                            &enrolment.collector_id,
+                            &enrolment.signing_key,
+                            &enrolment.epoch,
+                        )
                 });
                 self.enrolments.push(enrolment.clone());
             }

@@ -1,6 +1,8 @@
 //! The one place where the store speaks to the coverage engine.
 
-use activity_coverage::{BatchFacts, BatchKind, CollectorState, CoverageIndex, CoverageRequest, WithheldLine};
+use activity_coverage::{
+    BatchFacts, BatchKind, CollectorState, CoverageIndex, CoverageRequest, WithheldLine,
+};
 use activity_schema::coverage::CoverageReport;
 use activity_schema::{BatchHeader, Event, Timestamp};
 use serde::{Deserialize, Serialize};

@@ -28,6 +28,7 @@ const SEAL_WAIT: Duration = Duration::from_secs(60);
 
 /// Which lines to remove.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "one a call")]
 pub enum Selector {
     /// Leaf index of the batch and position in it.
     Lines(Vec<(u64, u32)>),
@@ -82,7 +83,12 @@ enum Rewrite {
 
 impl Store {
     /// Removes lines for good, keeping their leaf hashes. What is still in the commit log is sealed first.
-    pub fn elide(&self, tenant: &TenantId, selector: &Selector, reason: &str) -> Result<ElideReport, ElideError> {
+    pub fn elide(
+        &self,
+        tenant: &TenantId,
+        selector: &Selector,
+        reason: &str,
+    ) -> Result<ElideReport, ElideError> {
         let shared = self.shared();
         let Some(tenant) = shared.tenant(tenant) else { return Ok(ElideReport::default()) };
         let _one_at_a_time = shared.maintenance.lock();
@@ -185,7 +191,12 @@ impl Shared {
         targets
     }
 
-    fn elide_lines(&self, tenant: &Tenant, targets: &Targets, reason: &str) -> Result<ElideReport, ElideError> {
+    fn elide_lines(
+        &self,
+        tenant: &Tenant,
+        targets: &Targets,
+        reason: &str,
+    ) -> Result<ElideReport, ElideError> {
         for (leaf_index, positions) in targets {
             self.record_control(ControlRecord::Elided {
                 tenant: tenant.id.clone(),
@@ -198,8 +209,7 @@ impl Shared {
         let mut report = ElideReport::default();
         for meta in segments {
             let entries = self.index.entries(&tenant.id, meta.number);
-            let touched =
-                entries.iter().any(|e| targets.range(e.first_leaf..=e.last_leaf).next().is_some());
+            let touched = entries.iter().any(|e| targets.range(e.first_leaf..=e.last_leaf).next().is_some());
             if touched {
                 let rewritten = self.rewrite(tenant, &meta, targets, reason);
                 let (lines, batches) = rewritten

@@ -44,7 +44,11 @@ impl Store {
     /// Stores batches in their order; returns one result a batch when all of them are durable.
     ///
     /// Must be called within a tokio runtime. Dropping the future does not undo what was begun.
-    pub async fn ingest(&self, caller: &Caller, batches: Vec<SignedBatch>) -> Result<Vec<BatchResult>, IngestError> {
+    pub async fn ingest(
+        &self,
+        caller: &Caller,
+        batches: Vec<SignedBatch>,
+    ) -> Result<Vec<BatchResult>, IngestError> {
         let shared = Arc::clone(self.shared());
         if shared.read_only {
             return Err(IngestError::ReadOnly);

@@ -86,6 +86,7 @@ impl FileKeyring {
     /// A key in the clear; made when absent.
     fn plain(&self, path: &Path) -> Result<Secret, KeyringError> {
         if let Some(bytes) = self.env.storage.read_if_present(path).map_err(at(path))? {
+            self.make_name_durable(path)?;
             return as_secret(&bytes, path);
         }
         self.may_make(path)?;
@@ -108,6 +109,7 @@ impl FileKeyring {
         self.make_dirs(path.parent().unwrap_or(&self.dir))?;
         let kek = SectionKey::new(&self.plain(&self.tenant_dir(tenant).join("kek"))?);
         if let Some(bytes) = stored {
+            self.make_name_durable(path)?;
             let plain = kek.open(aad, &bytes).map_err(|_| KeyringError::Malformed {
                 path: path.to_owned(),
                 reason: "it does not unwrap under the tenant's KEK",
@@ -120,6 +122,16 @@ impl FileKeyring {
         kek.seal(&self.env, aad, &secret.0, &mut bytes);
         self.env.storage.replace(path, &bytes).map_err(at(path))?;
         Ok(Some(secret))
+    }
+
+    /// A key that is found may have been made a moment ago by an attempt that failed after its rename. Once a key and
+    /// process.
+    fn make_name_durable(&self, path: &Path) -> Result<(), KeyringError> {
+        if self.read_only {
+            return Ok(());
+        }
+        let dir = path.parent().unwrap_or(&self.dir);
+        self.env.storage.sync_dir(dir).map_err(at(dir))
     }
 
     fn may_make(&self, path: &Path) -> Result<(), KeyringError> {

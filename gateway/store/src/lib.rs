@@ -69,8 +69,8 @@ pub use matcher::QueryError;
 pub use store::{OpenError, Store};
 pub use tenant::TenantError;
 pub use types::{
-    Answer, Caller, CollectorStatus, Counters, CoverageQuery, EventProof, Health, Instances, LIMIT_DEFAULT, LIMIT_MAX,
-    Query, StoreConfig, StoredEvent,
+    Answer, Caller, CollectorStatus, Counters, CoverageQuery, EventProof, Health, Instances, LIMIT_DEFAULT,
+    LIMIT_MAX, Query, StoreConfig, StoredEvent,
 };
 pub use verify::{VerifyOptions, evidence_files, verify_store};
 pub use verify_report::{Problem, Progress, Severity, TenantVerified, VerifyReport};

@@ -31,6 +31,8 @@ pub(crate) struct TenantLog {
     /// Leaves that are in the tree and not yet in the file.
     unwritten: Vec<Hash>,
     unsynced: bool,
+    /// The names of the log's files are durable.
+    names_synced: bool,
     checkpoints_len: u64,
     latest: Option<String>,
 }
@@ -52,6 +54,7 @@ impl TenantLog {
             frontier: Frontier::default(),
             unwritten: Vec::new(),
             unsynced: true,
+            names_synced: false,
             checkpoints_len: whole as u64,
             latest,
         };
@@ -124,8 +127,9 @@ impl TenantLog {
         let path = self.dir.join("checkpoints");
         env.storage.write_at(&path, self.checkpoints_len, note.as_bytes())?;
         env.storage.sync(&path)?;
-        if self.checkpoints_len == 0 {
+        if !self.names_synced {
             env.storage.sync_dir(&self.dir)?;
+            self.names_synced = true;
         }
         self.checkpoints_len += note.len() as u64;
         self.latest = Some(note.clone());
@@ -199,11 +203,18 @@ pub(crate) fn split_notes(bytes: &[u8]) -> (Vec<String>, usize) {
 
 pub(crate) fn read_origin(env: &Env, dir: &Path) -> io::Result<Option<String>> {
     let bytes = env.storage.read_if_present(&dir.join("origin"))?;
-    Ok(bytes.and_then(|b| String::from_utf8(b).ok()).map(|s| s.trim_end().to_owned()).filter(|s| !s.is_empty()))
+    Ok(bytes
+        .and_then(|b| String::from_utf8(b).ok())
+        .map(|s| s.trim_end().to_owned())
+        .filter(|s| !s.is_empty()))
 }
 
 fn origin(env: &Env, dir: &Path, read_only: bool) -> io::Result<String> {
     if let Some(origin) = read_origin(env, dir)? {
+        if !read_only {
+            // It may come from an attempt that failed after its rename.
+            env.storage.sync_dir(dir)?;
+        }
         return Ok(origin);
     }
     if read_only {

@@ -6,9 +6,7 @@ use activity_schema::event::{CorrelationKey, Event};
 use activity_schema::{Timestamp, ids};
 
 use crate::summary::{Summary, outcome_bit, plane_bit, trust_bit};
-use crate::terms::{
-    PEER_KEYS, TermKey, TermKind, V4_PREFIXES, V6_PREFIXES, address, cut_v4, cut_v6,
-};
+use crate::terms::{PEER_KEYS, TermKey, TermKind, V4_PREFIXES, V6_PREFIXES, address, cut_v4, cut_v6};
 use crate::types::Query;
 
 /// Why a query cannot be answered as it stands.
@@ -136,7 +134,10 @@ impl Matcher {
             && (self.trusts == 0 || trust_bit(event.source.trust) & self.trusts != 0)
             && (self.outcomes == 0
                 || event.outcome.as_ref().is_some_and(|o| outcome_bit(o.status) & self.outcomes != 0))
-            && self.ids.iter().all(|(key, value)| event.correlation.get(*key).is_some_and(|v| v == value.as_str()))
+            && self
+                .ids
+                .iter()
+                .all(|(key, value)| event.correlation.get(*key).is_some_and(|v| v == value.as_str()))
             && (self.names.is_empty() || self.names.iter().any(|n| n.is(&event.event_name)))
             && self.executable.as_ref().is_none_or(|e| event.payload.text("executable") == Some(e))
             && self.peer.is_none_or(|network| {
@@ -162,7 +163,9 @@ fn name(text: &str) -> Result<Name, QueryError> {
     match text.strip_suffix('*') {
         None if activity_schema::event::is_event_name(text) => Ok(Name::Exact(text.to_owned())),
         // `process.*` and also `network.flow.*`; a whole number of words.
-        Some(prefix) if prefix.ends_with('.') && activity_schema::event::is_event_name(&format!("{prefix}x")) => {
+        Some(prefix)
+            if prefix.ends_with('.') && activity_schema::event::is_event_name(&format!("{prefix}x")) =>
+        {
             Ok(Name::Prefix(prefix.to_owned()))
         }
         _ => Err(bad()),
@@ -178,8 +181,12 @@ impl Network {
 
     fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
-            (IpAddr::V4(a), IpAddr::V4(b)) => cut_v4(a.to_bits(), self.prefix) == cut_v4(b.to_bits(), self.prefix),
-            (IpAddr::V6(a), IpAddr::V6(b)) => cut_v6(a.to_bits(), self.prefix) == cut_v6(b.to_bits(), self.prefix),
+            (IpAddr::V4(a), IpAddr::V4(b)) => {
+                cut_v4(a.to_bits(), self.prefix) == cut_v4(b.to_bits(), self.prefix)
+            }
+            (IpAddr::V6(a), IpAddr::V6(b)) => {
+                cut_v6(a.to_bits(), self.prefix) == cut_v6(b.to_bits(), self.prefix)
+            }
             _ => false,
         }
     }

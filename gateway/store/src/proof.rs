@@ -112,8 +112,9 @@ impl Shared {
         }
         blocks.sort_by_key(|(near, _)| !near);
         let opened = open.into_iter().filter_map(move |b| self.read_open(tenant, &b).ok());
-        let sealed =
-            blocks.into_iter().flat_map(move |(_, place)| self.read_block(tenant, &place).unwrap_or_default());
+        let sealed = blocks
+            .into_iter()
+            .flat_map(move |(_, place)| self.read_block(tenant, &place).unwrap_or_default());
         opened.chain(sealed)
     }
 

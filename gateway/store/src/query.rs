@@ -129,7 +129,8 @@ impl Shared {
     pub(crate) fn query(&self, tenant: &Tenant, query: &Query) -> Result<Answer, QueryError> {
         self.metrics.queries.add(1);
         let matcher = Matcher::new(query, &tenant.keys.terms)?;
-        let cursor = query.cursor.as_deref().map(|c| Cursor::parse(c).ok_or(QueryError::Cursor)).transpose()?;
+        let cursor =
+            query.cursor.as_deref().map(|c| Cursor::parse(c).ok_or(QueryError::Cursor)).transpose()?;
         let log_size = tenant.state.read().log_size;
         let snapshot = cursor.map_or(log_size, |c| c.log_size);
         let leaves = query.since_leaf.unwrap_or(0)..snapshot;
@@ -188,8 +189,10 @@ impl Shared {
             let state = tenant.state.read();
             let range = leaves.start..leaves.end.max(leaves.start);
             let holds = |b: &OpenBatch| matcher.may_match(&b.summary, |t| b.terms.binary_search(&t).is_ok());
-            let open: Vec<_> = state.open.range(range).map(|(_, b)| b).filter(|b| holds(b)).cloned().collect();
-            let segments: Vec<_> = state.segments.values().filter(|s| matcher.overlaps(&s.summary)).copied().collect();
+            let open: Vec<_> =
+                state.open.range(range).map(|(_, b)| b).filter(|b| holds(b)).cloned().collect();
+            let segments: Vec<_> =
+                state.segments.values().filter(|s| matcher.overlaps(&s.summary)).copied().collect();
             (open, segments)
         };
         let mut plan: Vec<Candidate> = open.into_iter().map(Candidate::Open).collect();

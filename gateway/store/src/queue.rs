@@ -87,8 +87,13 @@ impl Queue {
         self.state.1.notify_all();
     }
 
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.state.0.lock().stopping
+    /// Waits, but not beyond the moment the store begins to close; whether it does.
+    pub(crate) fn pause(&self, time: Duration) -> bool {
+        let (lock, wake) = &*self.state;
+        let deadline = Instant::now() + time;
+        let mut state = lock.lock();
+        while !state.stopping && !wake.wait_until(&mut state, deadline).timed_out() {}
+        state.stopping
     }
 
     /// Waits for work. Stops only when everything that was let in is done.

@@ -48,7 +48,11 @@ impl Shared {
             .map_err(|source| ReadError::Record { leaf: batch.leaf_index, source })
     }
 
-    pub(crate) fn read_block(&self, tenant: &Tenant, block: &BlockRef) -> Result<Vec<StoredBatch>, ReadError> {
+    pub(crate) fn read_block(
+        &self,
+        tenant: &Tenant,
+        block: &BlockRef,
+    ) -> Result<Vec<StoredBatch>, ReadError> {
         let path = segment_path(&tenant.dir, block.segment);
         let payload = self.env.storage.read_at(&path, block.offset, block.len)?;
         read_block(&payload, &tenant.keys.of_file(&block.file_id), &tenant.id).map_err(|source| {

@@ -16,7 +16,7 @@ use crate::terms::Filter;
 pub(crate) fn entries_of_blocks(bytes: &[u8], tenant: &Tenant, header: &Header) -> Vec<BlockEntry> {
     let keys = tenant.keys.of_file(&header.id);
     let mut entries = Vec::new();
-    for (offset, payload) in scan_blocks(bytes).0 {
+    for (offset, payload) in scan_blocks(bytes).blocks {
         let Ok(batches) = read_block(payload, &keys, &tenant.id) else { continue };
         if let Some(mut entry) = entry_of(&batches, tenant) {
             entry.offset = offset as u64;

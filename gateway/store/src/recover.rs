@@ -17,6 +17,7 @@ use activity_schema::{BatchHeader, Event, Hash, merkle};
 use crate::block_entry::BlockEntry;
 use crate::commit::{CommitFile, CommitWriter, FoundBatch, commit_path};
 use crate::coverage::Seen;
+use crate::frame::{Found, Kind, Scan};
 use crate::log::{read_leaves, repair_leaves};
 use crate::record::{Clear, FLAG_FORK, StoredBatch, StoredLine, read_batch};
 use crate::sealer::admit_segment;
@@ -102,7 +103,11 @@ impl Recovery<'_> {
     }
 
     /// A segment's entries: from the index, from its footer, or from its blocks.
-    fn segment(&mut self, tenant: &Tenant, number: u64) -> Result<(SegmentHeader, Vec<BlockEntry>), SegmentError> {
+    fn segment(
+        &mut self,
+        tenant: &Tenant,
+        number: u64,
+    ) -> Result<(SegmentHeader, Vec<BlockEntry>), SegmentError> {
         let shared = self.shared;
         let path = segment::segment_path(&tenant.dir, number);
         let head = shared.env.storage.read_at(&path, 0, segment::HEADER_BYTES)?;
@@ -159,7 +164,7 @@ impl Recovery<'_> {
                     void.extend(numbers.iter().filter(|n| **n > file.header.previous && *n < number));
                     files.push(file);
                 }
-                Err(_) => self.headless(*number, &path)?,
+                Err(_) => self.headless(*number, files.is_empty(), &path)?,
             }
         }
         files.reverse();
@@ -178,14 +183,24 @@ impl Recovery<'_> {
         Ok((ended, previous))
     }
 
-    /// A commit file without a readable header: nothing in it opens.
-    fn headless(&mut self, number: u64, path: &std::path::Path) -> Result<(), OpenError> {
-        let len = self.shared.env.storage.len(path).unwrap_or(0);
-        if len <= crate::commit::HEADER_BYTES as u64 {
-            // Its first group was never durable.
+    /// A commit file without a readable header: nothing in it opens. With no good file after it, it is what a crash
+    /// before its first fsync leaves, unless a log has a batch of it.
+    fn headless(&mut self, number: u64, newest: bool, path: &std::path::Path) -> Result<(), OpenError> {
+        let bytes = self.shared.env.storage.read(path);
+        let bytes = bytes.map_err(|source| OpenError::Io { path: path.to_owned(), source })?;
+        let mut acknowledged = false;
+        for found in Scan::new(&bytes, crate::commit::HEADER_BYTES) {
+            let Found::Frame { kind: Kind::Batch, payload, .. } = found else { continue };
+            let Ok(clear) = Clear::read(&mut Reader::new(payload)) else { continue };
+            let tenant = self.shared.make_tenant(&clear.tenant)?;
+            acknowledged |= self.is_logged(&tenant, clear.leaf_index, merkle::leaf_hash(&clear.batch_hash.0));
+        }
+        if newest && !acknowledged {
             return self.remove(path);
         }
-        self.found(format!("commit/{number:020}.log: both copies of the header are damaged; nothing in it opens"));
+        self.found(format!(
+            "commit/{number:020}.log: both copies of the header are damaged; nothing in it opens"
+        ));
         self.shared.damaged_files.lock().insert(number);
         if self.shared.read_only {
             return Ok(());

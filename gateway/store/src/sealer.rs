@@ -211,9 +211,10 @@ fn entry_of(gathered: &[(Arc<OpenBatch>, BlockFacts)]) -> Option<BlockEntry> {
     instances.sort_unstable();
     instances.dedup();
     let fork = first.flags & FLAG_FORK != 0;
-    let forks = gathered.iter().filter(|_| fork).map(|(open, _)| {
-        (open.hash, Stored { leaf_index: open.leaf_index, received_at: open.received_at })
-    });
+    let forks = gathered
+        .iter()
+        .filter(|_| fork)
+        .map(|(open, _)| (open.hash, Stored { leaf_index: open.leaf_index, received_at: open.received_at }));
     let telemetry = gathered.iter().any(|(_, f)| f.telemetry);
     Some(BlockEntry {
         summary,

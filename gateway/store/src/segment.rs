@@ -202,7 +202,12 @@ impl<'a> SegmentWriter<'a> {
         put_len(&mut packed, plain.len());
         packed.extend_from_slice(&zstd::bulk::compress(&plain, FOOTER_ZSTD_LEVEL)?);
         let mut sealed = Vec::new();
-        keys.head().seal(self.env, &aad(Kind::Footer, self.tenant, self.header.number, None), &packed, &mut sealed);
+        keys.head().seal(
+            self.env,
+            &aad(Kind::Footer, self.tenant, self.header.number, None),
+            &packed,
+            &mut sealed,
+        );
         put_frame(&mut self.buffer, Kind::Footer, &sealed);
         self.buffer.extend_from_slice(&footer_offset.to_le_bytes());
         self.buffer.extend_from_slice(END_MAGIC);
@@ -254,8 +259,16 @@ fn footer_entries(
     Some(entries)
 }
 
+/// What a segment file holds between header and footer.
+pub(crate) struct ScannedBlocks<'a> {
+    /// Offset of each payload, and the payload.
+    pub blocks: Vec<(usize, &'a [u8])>,
+    /// Offset and length.
+    pub damaged: Vec<(u64, u64)>,
+}
+
 /// The block frames of a segment file, with damaged ranges.
-pub(crate) fn scan_blocks(bytes: &[u8]) -> (Vec<(usize, &[u8])>, Vec<(u64, u64)>) {
+pub(crate) fn scan_blocks(bytes: &[u8]) -> ScannedBlocks<'_> {
     let (mut blocks, mut damaged) = (Vec::new(), Vec::new());
     let end = bytes.len().saturating_sub(TRAILER_BYTES);
     for found in Scan::new(&bytes[..end], HEADER_BYTES) {
@@ -270,7 +283,7 @@ pub(crate) fn scan_blocks(bytes: &[u8]) -> (Vec<(usize, &[u8])>, Vec<(u64, u64)>
             }
         }
     }
-    (blocks, damaged)
+    ScannedBlocks { blocks, damaged }
 }
 
 /// What memory keeps of a segment.

@@ -22,7 +22,7 @@ pub trait Storage: Send + Sync + 'static {
     fn sync_dir(&self, dir: &Path) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Creates a directory (0700) and makes its name durable; its parent exists.
+    /// Creates a directory (0700) unless it is there, and makes its name durable; its parent exists.
     fn create_dir(&self, dir: &Path) -> io::Result<()>;
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     /// Exactly `len` bytes.
@@ -139,7 +139,7 @@ impl Storage for Disk {
 
     fn create_dir(&self, dir: &Path) -> io::Result<()> {
         match std::fs::DirBuilder::new().mode(0o700).create(dir) {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => return Ok(()),
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => {}
             other => other?,
         }
         match dir.parent() {

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::conflicts::RecentIds;
-use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, scan_journal};
+use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, cut_tail, scan_journal};
 use crate::env::Env;
 use crate::index::Index;
 use crate::keyring::{FileKeyring, Keyring, KeyringError};
@@ -41,7 +41,9 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
-    #[error("{0} is in use by another process (a gateway runs on it); use the gateway, or open it for reading")]
+    #[error(
+        "{0} is in use by another process (a gateway runs on it); use the gateway, or open it for reading"
+    )]
     Locked(PathBuf),
     #[error("{0} holds no store")]
     Absent(PathBuf),
@@ -203,7 +205,7 @@ impl Store {
         if !findings.is_empty() {
             shared.record_control(ControlRecord::Recovered { findings: findings.clone() })?;
         }
-        *shared.findings.lock() = findings;
+        shared.findings.lock().extend(findings);
         let threads = Threads::start(&shared, writer, ended).map_err(OpenError::Thread)?;
         Ok(Store { inner: Arc::new(Inner { shared, threads: Mutex::new(Some(threads)), _lock: lock }) })
     }
@@ -220,7 +222,8 @@ impl Store {
         let meta = read_meta(&env, dir)?.ok_or_else(|| OpenError::Absent(dir.to_owned()))?;
         let config = StoreConfig { dir: dir.to_owned(), ..StoreConfig::default() };
         let shared = Arc::new(assemble(config, env, keyring, Index::memory(), signer, meta, true)?);
-        *shared.findings.lock() = recover(&shared)?.findings;
+        let findings = recover(&shared)?.findings;
+        shared.findings.lock().extend(findings);
         Ok(Store { inner: Arc::new(Inner { shared, threads: Mutex::new(None), _lock: None }) })
     }
 
@@ -245,7 +248,8 @@ impl Store {
     pub fn streams(&self, tenant: &TenantId, collector: &CollectorId) -> Vec<StreamAcked> {
         let Some(tenant) = self.shared().tenant(tenant) else { return Vec::new() };
         let state = tenant.state.read();
-        let own = state.streams.iter().filter(|(id, s)| id.collector == *collector && s.head.batch_number > 0);
+        let own =
+            state.streams.iter().filter(|(id, s)| id.collector == *collector && s.head.batch_number > 0);
         own.map(|(id, s)| StreamAcked {
             epoch: id.epoch.clone(),
             class: id.class,
@@ -261,12 +265,15 @@ impl Store {
         match self.shared().tenant(tenant) {
             Some(tenant) => self.shared().query(&tenant, query),
             None => Ok(Answer {
-                coverage: self.coverage(tenant, &CoverageQuery {
-                    instance: query.instance.clone(),
-                    from: query.from,
-                    to: query.to,
-                    classes: query.classes.clone(),
-                }),
+                coverage: self.coverage(
+                    tenant,
+                    &CoverageQuery {
+                        instance: query.instance.clone(),
+                        from: query.from,
+                        to: query.to,
+                        classes: query.classes.clone(),
+                    },
+                ),
                 events: Vec::new(),
                 next_cursor: None,
                 log_size: 0,
@@ -338,7 +345,9 @@ impl Store {
             });
         }
         for telemetry in state.coverage.collectors() {
-            if let Some(status) = collectors.values_mut().find(|c| c.collector_id.as_str() == telemetry.collector) {
+            if let Some(status) =
+                collectors.values_mut().find(|c| c.collector_id.as_str() == telemetry.collector)
+            {
                 status.telemetry = Some(telemetry);
             }
         }
@@ -385,6 +394,10 @@ fn assemble(
         .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     for finding in &scan.findings {
         tracing::warn!(finding, "control journal");
+    }
+    if !read_only {
+        cut_tail(&env, &control_dir, &scan)
+            .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     }
     Ok(Shared {
         control: Mutex::new(ControlJournal::from_scan(control_dir, &scan)),
@@ -437,11 +450,17 @@ pub(crate) fn read_meta(env: &Env, dir: &Path) -> Result<Option<Meta>, OpenError
     let Some(bytes) = bytes else { return Ok(None) };
     let meta: Meta =
         serde_json::from_slice(&bytes).map_err(|e| OpenError::Meta { path, reason: e.to_string() })?;
-    if meta.format_version == FORMAT_VERSION { Ok(Some(meta)) } else { Err(OpenError::Version(meta.format_version)) }
+    if meta.format_version == FORMAT_VERSION {
+        Ok(Some(meta))
+    } else {
+        Err(OpenError::Version(meta.format_version))
+    }
 }
 
 fn open_meta(env: &Env, dir: &Path, signer: &Signer) -> Result<Meta, OpenError> {
     if let Some(meta) = read_meta(env, dir)? {
+        // It may come from an attempt that failed after its rename.
+        env.storage.sync_dir(dir).map_err(|source| OpenError::Io { path: dir.to_owned(), source })?;
         return if meta.gateway_key == signer.public() { Ok(meta) } else { Err(OpenError::ForeignKey) };
     }
     let meta = Meta::sign(activity_schema::hex::encode(&env.random::<16>()), signer);

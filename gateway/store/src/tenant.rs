@@ -139,7 +139,11 @@ impl TenantKeys {
         SectionKey::new(&derive(&self.head, b"head", file))
     }
 
-    pub(crate) fn data_key(&self, id: SectionId, create: bool) -> Result<Option<Arc<SectionKey>>, KeyringError> {
+    pub(crate) fn data_key(
+        &self,
+        id: SectionId,
+        create: bool,
+    ) -> Result<Option<Arc<SectionKey>>, KeyringError> {
         let mut data = self.data.lock();
         if let Some(key) = data.get(&id) {
             return Ok(Some(Arc::clone(key)));

@@ -1,8 +1,10 @@
 //! Tests of the whole store, by what they protect.
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "test data is small")]
 
 mod basic;
 mod faults;
 mod kit;
 mod life;
+mod measure;
 mod sim;
 mod tamper;

@@ -88,11 +88,10 @@ fn seal_loop(shared: &Shared, files: &Receiver<u64>) {
             shared.metrics.seal_failures.add(1);
             shared.sealing_fails.store(true, Ordering::Relaxed);
             tracing::error!(%error, source = ?std::error::Error::source(&error), file, "sealing failed; it is tried again");
-            if shared.queue.is_stopping() {
+            if shared.queue.pause(SEAL_RETRY) {
                 // The commit file stays; the next start seals it.
                 return;
             }
-            std::thread::sleep(SEAL_RETRY);
         }
         shared.sealing_fails.store(false, Ordering::Relaxed);
         crate::snapshot::save_coverage(shared);

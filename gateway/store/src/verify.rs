@@ -76,7 +76,13 @@ pub(crate) struct Findings {
 }
 
 impl Findings {
-    pub(crate) fn damage(&mut self, file: &str, tenant: Option<&TenantId>, leaf: Option<u64>, what: impl Into<String>) {
+    pub(crate) fn damage(
+        &mut self,
+        file: &str,
+        tenant: Option<&TenantId>,
+        leaf: Option<u64>,
+        what: impl Into<String>,
+    ) {
         self.problem(Severity::Damage, file, tenant, leaf, what.into());
     }
 
@@ -84,7 +90,14 @@ impl Findings {
         self.problem(Severity::Unfinished, file, None, None, what.into());
     }
 
-    fn problem(&mut self, severity: Severity, file: &str, tenant: Option<&TenantId>, leaf: Option<u64>, what: String) {
+    fn problem(
+        &mut self,
+        severity: Severity,
+        file: &str,
+        tenant: Option<&TenantId>,
+        leaf: Option<u64>,
+        what: String,
+    ) {
         let (file, tenant) = (file.to_owned(), tenant.cloned());
         self.report.problems.push(Problem { severity, file, tenant, leaf_index: leaf, what });
     }
@@ -136,7 +149,12 @@ fn check_meta(env: &Env, dir: &Path, options: &VerifyOptions, findings: &mut Fin
     let meta = match read_meta(env, dir) {
         Ok(Some(meta)) => meta,
         Ok(None) => {
-            findings.damage("meta.json", None, None, "absent: this is no store, or its name plate was removed");
+            findings.damage(
+                "meta.json",
+                None,
+                None,
+                "absent: this is no store, or its name plate was removed",
+            );
             return None;
         }
         Err(error) => {

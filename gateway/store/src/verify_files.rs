@@ -8,8 +8,9 @@ use activity_schema::ids::TenantId;
 use crate::block::read_block;
 use crate::commit::{self, CommitFile};
 use crate::env::Env;
+use crate::frame::{Found, Kind, Scan};
 use crate::record::{Clear, read_batch};
-use crate::segment::{self, scan_blocks};
+use crate::segment::{self, ScannedBlocks, scan_blocks};
 use crate::verify::{Findings, Steps};
 use crate::verify_tenant::TenantCheck;
 use crate::wire::Reader;
@@ -52,7 +53,12 @@ fn check_segment(name: &str, bytes: &[u8], check: &mut TenantCheck<'_>, findings
             return;
         }
         Err(_) => {
-            findings.damage(name, Some(&id), None, "both copies of the header are damaged; nothing in it opens");
+            findings.damage(
+                name,
+                Some(&id),
+                None,
+                "both copies of the header are damaged; nothing in it opens",
+            );
             return;
         }
     };
@@ -63,7 +69,7 @@ fn check_segment(name: &str, bytes: &[u8], check: &mut TenantCheck<'_>, findings
             None
         }
     };
-    let (blocks, damaged) = scan_blocks(bytes);
+    let ScannedBlocks { blocks, damaged } = scan_blocks(bytes);
     for (offset, len) in damaged {
         let hit = entries.iter().flatten().find(|e| e.offset >= offset && e.offset < offset + len);
         let what = match hit {
@@ -84,7 +90,12 @@ fn check_segment(name: &str, bytes: &[u8], check: &mut TenantCheck<'_>, findings
         match read_block(payload, &files, &id) {
             Ok(batches) => batches.iter().for_each(|batch| check.batch(name, batch, findings)),
             Err(error) => {
-                findings.damage(name, Some(&id), None, format!("the block at {offset} does not open: {error}"));
+                findings.damage(
+                    name,
+                    Some(&id),
+                    None,
+                    format!("the block at {offset} does not open: {error}"),
+                );
             }
         }
     }
@@ -112,9 +123,14 @@ pub(crate) fn check_commit_files(
             }
         };
         if !commit::Header::is_intact(&bytes) {
-            let short = bytes.len() < commit::HEADER_BYTES;
-            let what = "a copy of the header is damaged";
-            if short { findings.unfinished(name, what) } else { findings.damage(name, None, None, what) }
+            // As recovery judges it: with no good file after it and no batch in a log, nobody was told of it.
+            let unborn =
+                scanned.is_empty() && commit::Header::read(&bytes).is_err() && !holds_logged(&bytes, tenants);
+            if unborn {
+                findings.unfinished(name, "the file of a group that was never acknowledged");
+                continue;
+            }
+            findings.damage(name, None, None, "a copy of the header is damaged");
         }
         let Some(number) = number_of(name) else { continue };
         match CommitFile::scan(bytes, counted.get(&number).copied()) {
@@ -129,6 +145,18 @@ pub(crate) fn check_commit_files(
     for (name, file) in scanned.iter().rev() {
         check_commit_file(name, file, tenants, findings);
     }
+}
+
+/// Whether a log has a batch of this file; the clear part of frames reads without the header.
+fn holds_logged(bytes: &[u8], tenants: &Tenants<'_>) -> bool {
+    Scan::new(bytes, commit::HEADER_BYTES).any(|found| {
+        let Found::Frame { kind: Kind::Batch, payload, .. } = found else { return false };
+        Clear::read(&mut Reader::new(payload)).is_ok_and(|clear| {
+            tenants
+                .get(&clear.tenant)
+                .is_some_and(|check| check.is_logged(clear.leaf_index, clear.batch_hash))
+        })
+    })
 }
 
 fn check_commit_file(name: &str, file: &CommitFile, tenants: &mut Tenants<'_>, findings: &mut Findings) {
@@ -153,8 +181,12 @@ fn check_commit_file(name: &str, file: &CommitFile, tenants: &mut Tenants<'_>, f
         acknowledged_end = acknowledged_end.max(found.end as u64);
         let keys = check.recording_keys(&file.header.id);
         match read_batch(payload, &keys) {
-            Ok(batch) if batch.leaf_index == clear.leaf_index => check.commit_batch(name, number, &batch, findings),
-            Ok(_) => findings.damage(name, Some(&clear.tenant), Some(clear.leaf_index), "it is another's place"),
+            Ok(batch) if batch.leaf_index == clear.leaf_index => {
+                check.commit_batch(name, number, &batch, findings)
+            }
+            Ok(_) => {
+                findings.damage(name, Some(&clear.tenant), Some(clear.leaf_index), "it is another's place")
+            }
             Err(error) => {
                 let what = format!("leaf {} does not open: {error}", clear.leaf_index);
                 findings.damage(name, Some(&clear.tenant), Some(clear.leaf_index), what);

@@ -166,7 +166,13 @@ impl<'a> TenantCheck<'a> {
     }
 
     /// A batch in a commit file; passed over when the segment made of that file holds it.
-    pub(crate) fn commit_batch(&mut self, file: &str, number: u64, batch: &StoredBatch, findings: &mut Findings) {
+    pub(crate) fn commit_batch(
+        &mut self,
+        file: &str,
+        number: u64,
+        batch: &StoredBatch,
+        findings: &mut Findings,
+    ) {
         let sealed = self.segments.contains(&number)
             && self.stored.get(&batch.leaf_index).is_some_and(|(hash, _)| *hash == batch.batch_hash);
         if !sealed {
@@ -195,7 +201,8 @@ impl<'a> TenantCheck<'a> {
             Some(key) if key.verify(Purpose::Batch, &batch.header_bytes, &batch.signature) => {}
             Some(_) => bad(format!("leaf {leaf}: the batch's signature is not valid")),
             None => {
-                let who = format!("{} of collector {}, epoch {}", header.key_id, header.collector_id, header.epoch);
+                let who =
+                    format!("{} of collector {}, epoch {}", header.key_id, header.collector_id, header.epoch);
                 if self.unknown_keys.insert(who.clone()) {
                     bad(format!("leaf {leaf}: no enrolment of key {who} is in the control journal"));
                 }
@@ -270,7 +277,10 @@ impl<'a> TenantCheck<'a> {
             let what = match why {
                 Some(why) => format!("lines of {} {} do not open: {why}", name.1, name.2),
                 None if self.erased_days.contains(&name) => continue,
-                None => format!("the key of {} {} is gone, and the control journal records no erasure", name.1, name.2),
+                None => format!(
+                    "the key of {} {} is gone, and the control journal records no erasure",
+                    name.1, name.2
+                ),
             };
             findings.damage(file, Some(&self.id), None, what);
         }
@@ -377,12 +387,19 @@ impl<'a> TenantCheck<'a> {
                 Ok(checkpoint) => {
                     foreign += u64::from(checkpoint.origin != self.origin);
                     if newest.is_some_and(|size| checkpoint.size < size) {
-                        findings.damage(&file, Some(&self.id), None, format!("note {}: the log shrank", at + 1));
+                        findings.damage(
+                            &file,
+                            Some(&self.id),
+                            None,
+                            format!("note {}: the log shrank", at + 1),
+                        );
                     }
                     newest = Some(checkpoint.size);
                     self.check_against(&format!("note {} of {file}", at + 1), &checkpoint, findings);
                 }
-                Err(error) => findings.damage(&file, Some(&self.id), None, format!("note {}: {error}", at + 1)),
+                Err(error) => {
+                    findings.damage(&file, Some(&self.id), None, format!("note {}: {error}", at + 1))
+                }
             }
         }
         let receipts = self.counts.receipts_bad > 0 && self.counts.receipts_bad == self.stored.len() as u64;
@@ -401,7 +418,8 @@ impl<'a> TenantCheck<'a> {
                 findings.damage(&file, Some(&self.id), None, what);
             }
             Some(root) if root != checkpoint.root => {
-                let what = format!("the log is not the one of {what}: its first {} leaves differ", checkpoint.size);
+                let what =
+                    format!("the log is not the one of {what}: its first {} leaves differ", checkpoint.size);
                 findings.damage(&file, Some(&self.id), None, what);
             }
             Some(_) => {}

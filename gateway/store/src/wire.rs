@@ -9,10 +9,10 @@ pub(crate) struct WireError;
 
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
-        out.push((value as u8 & 0x7f) | 0x80);
+        out.push(value.to_le_bytes()[0] | 0x80);
         value >>= 7;
     }
-    out.push(value as u8);
+    out.push(value.to_le_bytes()[0]);
 }
 
 /// `usize` never exceeds 64 bits on the supported targets.
@@ -39,10 +39,6 @@ pub(crate) struct Reader<'a> {
 impl<'a> Reader<'a> {
     pub(crate) fn new(bytes: &'a [u8]) -> Self {
         Reader { rest: bytes }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.rest.is_empty()
     }
 
     pub(crate) fn rest(&self) -> &'a [u8] {
@@ -125,7 +121,7 @@ mod tests {
             let mut reader = Reader::new(&out);
             prop_assert_eq!(reader.varint().unwrap(), value);
             prop_assert_eq!(reader.signed().unwrap(), signed);
-            prop_assert!(reader.is_empty());
+            prop_assert!(reader.rest().is_empty());
         }
     }
 }

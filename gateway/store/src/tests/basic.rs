@@ -51,7 +51,11 @@ fn a_batch_is_stored_found_and_acknowledged_once_before_and_after_a_restart_and_
     let check = |store: &Store| {
         let again = ingest(store, &collector, batches.clone()).unwrap();
         for (result, receipt) in again.iter().zip(&receipts) {
-            assert_eq!(*result, BatchResult::Duplicate { receipt: receipt.clone() }, "the same receipt bytes");
+            assert_eq!(
+                *result,
+                BatchResult::Duplicate { receipt: receipt.clone() },
+                "the same receipt bytes"
+            );
         }
         let answer = store.query(&collector.tenant, &Query::default()).unwrap();
         assert_eq!(answer.events.len(), 50);
@@ -138,7 +142,13 @@ fn a_bad_line_is_withheld_and_the_rest_of_its_batch_is_stored() {
     lines[301] = c.line(301, "process.exec", T0, |e| e.correlation.instance_id = "another".into());
     let batch = c.batch(&lines, (T0, T0));
     let results = ingest(&store, &c, vec![batch]).unwrap();
-    assert!(matches!(results[0], BatchResult::Stored { withheld: 4, .. } | BatchResult::Stored { withheld: 3, .. }), "{results:?}");
+    assert!(
+        matches!(
+            results[0],
+            BatchResult::Stored { withheld: 4, .. } | BatchResult::Stored { withheld: 3, .. }
+        ),
+        "{results:?}"
+    );
     let answer = store.query(&c.tenant, &Query::default()).unwrap();
     assert!(answer.events.len() >= 396);
     assert!(answer.events.iter().all(|e| !e.line.windows(6).any(|w| w == b"SECRET")));
@@ -190,9 +200,11 @@ fn peers_are_found_by_network_and_names_by_prefix() {
     let mut c = Collector::new("tenant-a", "c1");
     c.class = activity_schema::Class::Standard;
     let lines: Vec<_> = (0..100)
-        .map(|i| c.line(i, "network.flow.closed", T0, |e| {
-            e.payload.set("peer_address", format!("10.{}.0.9", i % 4));
-        }))
+        .map(|i| {
+            c.line(i, "network.flow.closed", T0, |e| {
+                e.payload.set("peer_address", format!("10.{}.0.9", i % 4));
+            })
+        })
         .collect();
     let batch = c.batch(&lines, (T0, T0));
     ingest(&store, &c, vec![batch]).unwrap();
@@ -202,7 +214,10 @@ fn peers_are_found_by_network_and_names_by_prefix() {
         }
         let count = |query: Query| store.query(&c.tenant, &query).unwrap().events.len();
         let peer = |text: &str| count(Query { peer: Some(text.into()), ..Query::default() });
-        assert_eq!((peer("10.0.0.0/8"), peer("10.1.0.9"), peer("10.2.0.0/15"), peer("11.0.0.0/8")), (100, 25, 50, 0));
+        assert_eq!(
+            (peer("10.0.0.0/8"), peer("10.1.0.9"), peer("10.2.0.0/15"), peer("11.0.0.0/8")),
+            (100, 25, 50, 0)
+        );
         let name = |text: &str| count(Query { events: vec![text.into()], ..Query::default() });
         assert_eq!((name("network.*"), name("network.flow.*"), name("process.*")), (100, 100, 0));
         assert!(store.query(&c.tenant, &Query { peer: Some("x".into()), ..Query::default() }).is_err());

@@ -18,7 +18,7 @@ use crate::index::Index;
 use crate::keyring::{FileKeyring, Keyring};
 use crate::types::{Query, StoreConfig};
 use crate::verify::{VerifyOptions, verify_with};
-use crate::{Enrolment, ControlRecord, Instances, Store};
+use crate::{ControlRecord, Enrolment, Instances, Store};
 
 const DIR: &str = "/sim";
 
@@ -68,14 +68,18 @@ struct Sent {
 impl Sent {
     fn new(tenant: &str, name: &str, batches: i64) -> Self {
         let mut collector = Collector::new(tenant, name);
-        let batches = (0..batches).map(|i| collector.processes(3 + i.unsigned_abs() % 5, T0 + i * 1_000_000_000)).collect();
+        let batches = (0..batches)
+            .map(|i| collector.processes(3 + i.unsigned_abs() % 5, T0 + i * 1_000_000_000))
+            .collect();
         Sent { collector, batches, acknowledged: 0 }
     }
 
     /// Sends the next few, as long as the store takes them.
     fn send(&mut self, store: &Store, count: usize) {
         let to = (self.acknowledged + count).min(self.batches.len());
-        let Ok(results) = ingest(store, &self.collector, self.batches[self.acknowledged..to].to_vec()) else { return };
+        let Ok(results) = ingest(store, &self.collector, self.batches[self.acknowledged..to].to_vec()) else {
+            return;
+        };
         assert!(
             results.iter().all(|r| matches!(r, BatchResult::Stored { .. } | BatchResult::Duplicate { .. })),
             "{results:?}"
@@ -86,11 +90,15 @@ impl Sent {
     fn check(&self, store: &Store, stored_at_least: usize) {
         let streams = store.streams(&self.collector.tenant, &self.collector.id);
         let head = streams.first().map_or(0, |s| s.batch_number);
-        assert!(head >= stored_at_least as u64, "{head} of {stored_at_least} acknowledged batches are stored");
+        assert!(
+            head >= stored_at_least as u64,
+            "{head} of {stored_at_least} acknowledged batches are stored"
+        );
         let query = Query { instance: Some(self.collector.instance.to_string()), ..Query::default() };
         let answer = store.query(&self.collector.tenant, &query).unwrap();
         assert_eq!(answer.damaged, 0);
-        let expected: u64 = self.batches[..usize::try_from(head).unwrap()].iter().map(|b| b.header.count).sum();
+        let expected: u64 =
+            self.batches[..usize::try_from(head).unwrap()].iter().map(|b| b.header.count).sum();
         assert_eq!(answer.events.len() as u64, expected, "each event of {head} batches once");
     }
 }
@@ -149,7 +157,11 @@ fn killed_between_any_two_calls_it_reopens_with_all_that_was_acknowledged_once()
         let disk = Arc::new(SimDisk::new(seed));
         // From the first call of a new store's life to well into its work.
         disk.set_fault(Fault::Kill(1 + (n as u64 * 7) % 400));
-        let mut sent = [Sent::new("tenant-a", "c1", 20), Sent::new("tenant-a", "c2", 20), Sent::new("tenant-b", "c1", 20)];
+        let mut sent = [
+            Sent::new("tenant-a", "c1", 20),
+            Sent::new("tenant-a", "c2", 20),
+            Sent::new("tenant-b", "c1", 20),
+        ];
         if let Ok(store) = open(&disk, seed, rotate) {
             let enrolled: Vec<bool> = sent.iter().map(|s| enrol(&store, &s.collector)).collect();
             if enrolled.iter().all(|e| *e) {
@@ -172,10 +184,10 @@ fn killed_again_while_it_recovers_it_still_reopens() {
         let disk = Arc::new(SimDisk::new(seed));
         let mut sent = [Sent::new("tenant-a", "c1", 20), Sent::new("tenant-b", "c1", 20)];
         disk.set_fault(Fault::Kill(150 + n as u64 * 5));
-        if let Ok(store) = open(&disk, seed, 2_000) {
-            if sent.iter().all(|s| enrol(&store, &s.collector)) {
-                run(&store, &mut sent, seed);
-            }
+        if let Ok(store) = open(&disk, seed, 2_000)
+            && sent.iter().all(|s| enrol(&store, &s.collector))
+        {
+            run(&store, &mut sent, seed);
         }
         let again = Arc::new(disk.crash());
         again.set_fault(Fault::Kill(1 + n as u64 * 3));

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use activity_schema::batch::{self, BATCH_VERSION, ClockState, Leaf};
-use activity_schema::event::{Correlation, Event, Integrity, Layer, Outcome, Payload, Runtime, SchemaVersion, Source, Status, Trust};
+use activity_schema::event::{
+    Correlation, Event, Integrity, Layer, Outcome, Payload, Runtime, SchemaVersion, Source, Status, Trust,
+};
 use activity_schema::ids::{CollectorId, Epoch, HostId, InstanceId, TenantId};
 use activity_schema::keys::Signer;
 use activity_schema::{BatchHeader, Class, Hash, SignedBatch, Timestamp, catalog};
@@ -39,7 +41,8 @@ impl Collector {
             host: HostId::new(format!("host-{name}")).unwrap(),
             id: CollectorId::new(name).unwrap(),
             instance: InstanceId::new(format!("instance-{name}")).unwrap(),
-            epoch: Epoch::new(Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0001).to_string()).unwrap(),
+            epoch: Epoch::new(Uuid::from_u128(0x0198_0000_0000_7000_8000_0000_0000_0001).to_string())
+                .unwrap(),
             class: Class::Critical,
             signer: Arc::new(Signer::from_seed(&key)),
             next_number: 1,
@@ -73,7 +76,13 @@ impl Collector {
     }
 
     /// A line of this name with the next sequence `offset` from now.
-    pub(crate) fn line(&mut self, offset: u64, name: &str, at: i64, change: impl FnOnce(&mut Event<'_>)) -> Vec<u8> {
+    pub(crate) fn line(
+        &mut self,
+        offset: u64,
+        name: &str,
+        at: i64,
+        change: impl FnOnce(&mut Event<'_>),
+    ) -> Vec<u8> {
         let row = catalog::row(name).unwrap();
         let millis = u128::try_from(at / 1_000_000).unwrap();
         let random = u128::from(self.random()) << 64 | u128::from(self.random());

