@@ -126,8 +126,10 @@ pub struct Interval {
 
 #[derive(Debug, Clone, Args)]
 pub struct TimelineArgs {
+    /// The sandbox.
     #[arg(long, required_unless_present = "session")]
     pub instance: Option<String>,
+    /// The agent's session, in whichever sandbox.
     #[arg(long)]
     pub session: Option<String>,
     #[command(flatten)]
