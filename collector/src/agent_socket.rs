@@ -41,7 +41,9 @@ pub enum Answer<T> {
     /// 4xx with the reason.
     Refused(String),
     /// 429: the agent's quota is used up for now.
-    Later { retry_after_s: u64 },
+    Later {
+        retry_after_s: u64,
+    },
 }
 
 /// Requests to the recorder.
@@ -63,7 +65,9 @@ pub fn bind(path: &Path) -> io::Result<UnixListener> {
     }
     match std::fs::symlink_metadata(path) {
         Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)?,
-        Ok(_) => return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there")),
+        Ok(_) => {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
+        }
         Err(_) => {}
     }
     let listener = UnixListener::bind(path)?;

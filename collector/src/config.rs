@@ -113,7 +113,11 @@ impl Default for Kernel {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read {path}")]
-    Read { path: PathBuf, #[source] source: std::io::Error },
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
     #[error("{path}: {message}")]
     Toml { path: PathBuf, message: String },
     #[error("{key}: {rule}")]
@@ -139,7 +143,11 @@ impl Config {
         let rule = "must be 100 to 3600000 milliseconds";
         require(interval.contains(&self.heartbeat_interval_ms), "heartbeat_interval_ms", rule)?;
         require(interval.contains(&self.sample_interval_ms), "sample_interval_ms", rule)?;
-        require(self.kernel.ring_bytes_max >= 256 << 10, "kernel.ring_bytes_max", "must be at least 256 KiB")?;
+        require(
+            self.kernel.ring_bytes_max >= 256 << 10,
+            "kernel.ring_bytes_max",
+            "must be at least 256 KiB",
+        )?;
         let rooted = self.cgroup.starts_with('/') && self.sandbox.iter().all(|s| s.cgroup.starts_with('/'));
         require(rooted, "cgroup", "must start with / and is below the cgroup v2 root")
     }

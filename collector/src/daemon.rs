@@ -28,7 +28,8 @@ use crate::resource::ResourceSource;
 use crate::sandbox::{Instance, Sandboxes, cgroup2_root};
 use crate::scope::ScopeTable;
 use crate::spool::{
-    Damage, EpochIdentity, Loss, LossKey, OsDisk, Recovery, RingCursor, Sealed, Spool, SpoolLimits, SpoolState,
+    Damage, EpochIdentity, Loss, LossKey, OsDisk, Recovery, RingCursor, Sealed, Spool, SpoolLimits,
+    SpoolState,
 };
 use crate::uplink::identity::{Identity, IdentityDir};
 use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink};
@@ -95,7 +96,7 @@ struct Names {
 /// Runs until SIGTERM or SIGINT.
 pub fn run(config: &Config) -> anyhow::Result<()> {
     let state = &config.state_dir;
-    std::fs::create_dir_all(state).with_context(|| format!("cannot make {}", state.display()))?;
+    make_private(state).with_context(|| format!("cannot make {}", state.display()))?;
     let _lock = lock(state)?;
     let identity_dir = IdentityDir::new(state);
     let enrolment = identity_dir.load()?;
@@ -110,6 +111,13 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     daemon.stop(&network);
     network.finish();
     Ok(())
+}
+
+/// Makes a folder that only its owner can enter.
+fn make_private(dir: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
 }
 
 /// One collector a state folder.
@@ -224,11 +232,8 @@ impl Daemon {
             cgroup: s.cgroup.clone(),
         });
         let sandboxes = Sandboxes::new(cgroup_root.clone(), own, others.collect());
-        let resources = sandboxes
-            .all()
-            .iter()
-            .map(|i| (i.clone(), ResourceSource::new(&cgroup_root, i)))
-            .collect();
+        let resources =
+            sandboxes.all().iter().map(|i| (i.clone(), ResourceSource::new(&cgroup_root, i))).collect();
         let (scope_log, kept) = agent::ScopeLog::open(&config.state_dir.join("scopes.jsonl"), &boot_id)?;
         let mut scopes = ScopeTable::default();
         kept.into_iter().for_each(|scope| scopes.restore(scope));
@@ -263,9 +268,8 @@ impl Daemon {
         let own = self.observer.sandboxes.own().clone();
         let restarted = self.recovery.state == SpoolState::Intact;
         let wall = self.recorder.clock().wall;
-        let gap_ms = self.recovery.newest.map(|t| {
-            u64::try_from(wall.nanos_since(t).max(0) / 1_000_000).unwrap_or(0)
-        });
+        let gap_ms =
+            self.recovery.newest.map(|t| u64::try_from(wall.nanos_since(t).max(0) / 1_000_000).unwrap_or(0));
         telemetry::started(&mut self.recorder, &own, restarted, self.recovery.state.as_str(), gap_ms);
         self.account_recovery();
         let unseen = !self.attach.as_ref().is_some_and(|a| a.reused_pins);
@@ -282,7 +286,8 @@ impl Daemon {
     }
 
     fn plans(&self, socket_open: bool) -> Vec<ClassPlan> {
-        let resources = self.resources.first().is_some_and(|(_, r)| r.clone().sample(&self.cgroup_root).is_some());
+        let resources =
+            self.resources.first().is_some_and(|(_, r)| r.clone().sample(&self.cgroup_root).is_some());
         telemetry::plan(self.attach.as_ref(), &self.no_kernel, socket_open, resources)
     }
 
@@ -413,7 +418,9 @@ impl Daemon {
     fn from_uplink(&mut self, message: FromUplink) {
         let spool = self.recorder.spool_mut();
         let done = match message {
-            FromUplink::Released { epoch, class, number, receipt } => spool.release(&epoch, class, number, receipt),
+            FromUplink::Released { epoch, class, number, receipt } => {
+                spool.release(&epoch, class, number, receipt)
+            }
             FromUplink::Registered { epoch } => spool.set_registered(&epoch),
             FromUplink::Withheld { class, count } => {
                 tracing::warn!(%class, count, "the gateway withheld lines");
@@ -497,21 +504,27 @@ impl Daemon {
         }
         let evicted = std::mem::take(&mut self.observer.processes.evicted);
         if evicted > 0 {
-            self.lose_evicted(evicted);
+            // Parents of processes that were forgotten to stay within bounds.
+            self.lose_unplaced(LossReason::MapEvicted, &["process.started"], "process_table", evicted);
+        }
+        let undecodable = std::mem::take(&mut self.observer.undecodable);
+        if undecodable > 0 {
+            let names = ["process.exec", "process.exited", "network.flow.closed"];
+            self.lose_unplaced(LossReason::RingFull, &names, "kernel/decode", undecodable);
         }
     }
 
-    /// Parents of processes that were forgotten to stay within bounds.
-    fn lose_evicted(&mut self, count: u64) {
+    /// A loss now, of a sandbox that is not known.
+    fn lose_unplaced(&mut self, reason: LossReason, names: &[&str], source: &str, count: u64) {
         let wall = self.recorder.clock().wall;
         self.recorder.lose(Loss {
             event_id: uuid::Uuid::nil(),
             key: LossKey {
-                reason: LossReason::MapEvicted,
+                reason,
                 class: None,
                 instance: None,
-                event_names: vec!["process.started".to_owned()],
-                source: "process_table".to_owned(),
+                event_names: names.iter().map(|n| (*n).to_owned()).collect(),
+                source: source.to_owned(),
                 stream: None,
                 cgroup: None,
             },
@@ -570,10 +583,8 @@ impl Daemon {
             sleep_on(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], idle);
             return;
         };
-        let mut both = [
-            PollFd::new(wake.as_fd(), PollFlags::POLLIN),
-            PollFd::new(kernel.poll_fd(), PollFlags::POLLIN),
-        ];
+        let mut both =
+            [PollFd::new(wake.as_fd(), PollFlags::POLLIN), PollFd::new(kernel.poll_fd(), PollFlags::POLLIN)];
         sleep_on(&mut both, idle);
         let woken = both[0].any().unwrap_or(false);
         if !woken && both[1].any().unwrap_or(false) {
@@ -591,7 +602,8 @@ impl Daemon {
         let own = self.observer.sandboxes.own().clone();
         telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);
         telemetry::stopped(&mut self.recorder, &own, "signal");
-        network.sealed(self.recorder.seal_all());
+        self.recorder.seal_all();
+        network.sealed(self.recorder.seal_due());
         if let Some(kernel) = self.kernel.take() {
             kernel.detach();
         }
@@ -614,8 +626,10 @@ fn attach_kernel(
     }
     let default = || Path::new("/sys/fs/bpf/activity").join(names.collector_id.as_str().replace('.', "_"));
     let pin_dir = config.kernel.pin.then(|| config.kernel.pin_dir.clone().unwrap_or_else(default));
-    let page_bytes = usize::try_from(nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096))
-        .unwrap_or(4096);
+    let page_bytes = usize::try_from(
+        nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096),
+    )
+    .unwrap_or(4096);
     let attach = |pin_dir: Option<PathBuf>| {
         KernelSource::attach(&KernelConfig {
             pin_dir,
@@ -748,7 +762,8 @@ fn feeds(daemon: &Daemon) -> Vec<EpochFeed<OsDisk>> {
 
 async fn signals(mailbox: Mailbox) {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) else {
+    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         return;
     };
     tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }

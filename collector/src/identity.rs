@@ -21,7 +21,9 @@ pub fn default_host_id() -> String {
         Ok(id) if id.trim().len() == 32 => {
             format!("h-{}", hex::encode(&Hash::of(&[b"activity-host\0", id.trim().as_bytes()]).0[..8]))
         }
-        _ => fs::read_to_string("/proc/sys/kernel/hostname").map_or("host".to_owned(), |n| n.trim().to_owned()),
+        _ => {
+            fs::read_to_string("/proc/sys/kernel/hostname").map_or("host".to_owned(), |n| n.trim().to_owned())
+        }
     }
 }
 

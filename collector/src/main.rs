@@ -28,7 +28,9 @@ enum Command {
         print_config: bool,
     },
     /// Trade a one-time token for a certificate
-    #[command(after_help = "Example:\n  activity-collector enroll --config collector.toml --gateway https://gateway:7443 --ca ca.pem --token-file token")]
+    #[command(
+        after_help = "Example:\n  activity-collector enroll --config collector.toml --gateway https://gateway:7443 --ca ca.pem --token-file token"
+    )]
     Enroll {
         #[arg(long, env = "ACTIVITY_COLLECTOR_CONFIG")]
         config: PathBuf,
@@ -100,6 +102,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 token.trim(),
                 &applicant,
             ))?;
+            activity_collector::spool::forget_registrations(&config.state_dir.join("spool"))?;
             println!("{}", serde_json::to_string_pretty(&done)?);
             Ok(())
         }

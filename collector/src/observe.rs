@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use activity_schema::coverage::LossReason;
-use activity_schema::event::{Entity, Outcome, Payload, Status};
+use activity_schema::event::{Entity, Outcome, Payload, Status, Trust};
 use activity_schema::{Class, Timestamp};
 
 use crate::identity::ProcessIds;
@@ -133,10 +133,12 @@ impl Observer {
             None
         } else {
             self.effect_of(recorder, r.parent_tgid, r.parent_start_boottime_ns, r.common.ktime_boot_ns, tell);
-            let known = self.processes.get_mut(r.parent_tgid, r.parent_start_boottime_ns).map(|p| p.id.clone());
+            let known =
+                self.processes.get_mut(r.parent_tgid, r.parent_start_boottime_ns).map(|p| p.id.clone());
             Some(known.unwrap_or_else(|| self.ids.of(r.parent_tgid, r.parent_start_boottime_ns).into()))
         };
-        let executable = self.processes.get(r.parent_tgid).map_or_else(|| "".into(), |p| p.executable.clone());
+        let executable =
+            self.processes.get(r.parent_tgid).map_or_else(|| "".into(), |p| p.executable.clone());
         let context = self.context(&r.common);
         let id = context.process_id.unwrap_or_else(|| self.no_id());
         self.processes.insert(Process {
@@ -161,7 +163,14 @@ impl Observer {
     }
 
     /// A process has a child or an effect: if it lives on without exec, it is told now.
-    fn effect_of<D: Disk>(&mut self, recorder: &mut Recorder<D>, tgid: u32, start: u64, at_ns: u64, tell: bool) {
+    fn effect_of<D: Disk>(
+        &mut self,
+        recorder: &mut Recorder<D>,
+        tgid: u32,
+        start: u64,
+        at_ns: u64,
+        tell: bool,
+    ) {
         let Some(process) = self.processes.get_mut(tgid, start).filter(|p| !p.told) else { return };
         process.told = true;
         let process = process.clone();
@@ -181,8 +190,7 @@ impl Observer {
     pub fn started<D: Disk>(&self, recorder: &mut Recorder<D>, p: &Process, at_ns: u64, seeded: bool) {
         let scope = self.scopes.get(p.scope).cloned();
         let join = join_of(p.scope, scope.as_ref(), Some(&p.id));
-        let context =
-            Context { instance: p.instance.clone(), scope, process_id: Some(p.id.clone()), join };
+        let context = Context { instance: p.instance.clone(), scope, process_id: Some(p.id.clone()), join };
         let mut payload = Payload::new();
         payload.set("executable", p.executable.as_ref());
         payload.set_some("parent_process_id", p.parent.as_deref());
@@ -194,7 +202,16 @@ impl Observer {
             payload.set("seeded", true);
         }
         let actor = process_entity(&p.id, p.uid, p.gid, p.tgid);
-        self.emit(recorder, "process.started", at_ns, &context, Some(actor), Some(Status::Started), None, payload);
+        self.emit(
+            recorder,
+            "process.started",
+            at_ns,
+            &context,
+            Some(actor),
+            Some(Status::Started),
+            None,
+            payload,
+        );
     }
 
     fn exec<D: Disk>(&mut self, recorder: &mut Recorder<D>, r: &ExecRecord<'_>, tell: bool) {
@@ -281,7 +298,16 @@ impl Observer {
         payload.set("join", context.join);
         let id = context.process_id.clone().unwrap_or_else(|| self.no_id());
         let actor = process_entity(&id, r.common.uid, r.common.gid, r.common.tgid);
-        self.emit(recorder, "process.exec_failed", at, &context, Some(actor), Some(Status::Failure), None, payload);
+        self.emit(
+            recorder,
+            "process.exec_failed",
+            at,
+            &context,
+            Some(actor),
+            Some(Status::Failure),
+            None,
+            payload,
+        );
     }
 
     fn exit<D: Disk>(&mut self, recorder: &mut Recorder<D>, r: &ExitRecord, tell: bool) {
@@ -291,7 +317,10 @@ impl Observer {
             return;
         }
         let mut payload = Payload::new();
-        payload.set_some("executable", process.as_ref().map(|p| p.executable.as_ref()).filter(|e| !e.is_empty()));
+        payload.set_some(
+            "executable",
+            process.as_ref().map(|p| p.executable.as_ref()).filter(|e| !e.is_empty()),
+        );
         let (exit_code, signal) = ((r.exit_code >> 8) & 0xff, r.exit_code & 0x7f);
         let known_code = !r.common.lacks(missing::EXIT_CODE);
         if known_code && signal != 0 {
@@ -336,10 +365,11 @@ impl Observer {
         }
         let context = self.context(common);
         let mut payload = endpoints("tcp", r.direction, r.local, r.peer);
-        let (name, status) = match (r.phase, r.direction) {
-            (FlowPhase::Closed, _) => ("network.flow.closed", flow_status(r)),
-            (FlowPhase::Established, FlowDirection::Outbound) | (FlowPhase::Listening, _) => return,
-            (FlowPhase::Connecting | FlowPhase::Established, _) => ("network.flow.started", Status::Started),
+        let (name, status) = match r.phase {
+            FlowPhase::Closed => ("network.flow.closed", flow_status(r)),
+            FlowPhase::Established => ("network.flow.started", Status::Started),
+            // The local port is not chosen yet; a connection that comes to nothing is told at its close.
+            FlowPhase::Connecting | FlowPhase::Listening => return,
         };
         if r.phase == FlowPhase::Closed {
             if !common.lacks(missing::BYTES) {
@@ -426,13 +456,16 @@ impl Observer {
         scope: &Scope,
         instance: &Instance,
         at: Timestamp,
+        join: &'static str,
     ) {
         let mut payload = Payload::new();
         payload.set("scope_id", scope_text(scope.number));
         payload.set_some("parent_scope_id", scope.parent.map(scope_text));
         payload.set("scope_kind", scope.kind.as_str()).set("root_process", scope.root.as_str());
-        payload.set("join", "registered").set("basis", "socket");
+        payload.set("join", join).set("basis", "socket");
         let mut draft = Draft::observed(name, at, instance, payload);
+        // The tree is the kernel's word; which session and call it belongs to is the agent's.
+        draft.trust = Trust::SelfReported;
         draft.ids = Ids {
             agent_id: Some(&scope.agent_id),
             session_id: Some(&scope.session_id),
@@ -444,7 +477,10 @@ impl Observer {
         warn_refused(name, recorder.record(draft));
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of an event; each caller names all of them once")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of an event; each caller names all of them once"
+    )]
     fn emit<'a, D: Disk>(
         &self,
         recorder: &mut Recorder<D>,

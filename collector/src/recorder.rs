@@ -8,8 +8,8 @@ use activity_schema::admit::{Refusal, admit};
 use activity_schema::catalog;
 use activity_schema::coverage::LossReason;
 use activity_schema::event::{
-    Correlation, Entity, Event, Integrity, Layer, Number, Outcome, Payload, SchemaVersion, Sensitivity, Source,
-    Trust,
+    Correlation, EVENT_BYTES_MAX, Entity, Event, Integrity, Layer, Number, Outcome, Payload, SchemaVersion,
+    Sensitivity, Source, Trust,
 };
 use activity_schema::{Class, Text, Timestamp};
 use rand::rngs::StdRng;
@@ -57,7 +57,12 @@ pub struct Ids<'a> {
 
 impl<'a> Draft<'a> {
     /// An observed event with nothing but its payload.
-    pub fn observed(name: &'a str, occurred_at: Timestamp, instance: &'a Instance, payload: Payload<'a>) -> Self {
+    pub fn observed(
+        name: &'a str,
+        occurred_at: Timestamp,
+        instance: &'a Instance,
+        payload: Payload<'a>,
+    ) -> Self {
         Draft {
             name,
             occurred_at,
@@ -89,7 +94,7 @@ pub struct Recorder<D: Disk> {
     pending: [Pending; 3],
     sealed: Vec<Sealed>,
     own: Arc<Instance>,
-    /// Events that the catalogue refused: a defect here, counted and told in heartbeats' drops.
+    /// Events that the catalogue refused: a defect here or a bad submission.
     pub refused: u64,
     pub drops_total: u64,
 }
@@ -151,7 +156,9 @@ impl<D: Disk> Recorder<D> {
             return Err(Refusal::UnknownName);
         };
         let slot = slot(row.class);
-        if self.pending[slot].lines.len() >= PENDING_LINES_MAX || self.pending[slot].bytes >= PENDING_BYTES_MAX {
+        if self.pending[slot].lines.len() >= PENDING_LINES_MAX
+            || self.pending[slot].bytes >= PENDING_BYTES_MAX
+        {
             self.flush_class(row.class, None);
         }
         let sequence = self.spool.next_sequence(row.class) + self.pending[slot].lines.len() as u64;
@@ -208,6 +215,10 @@ impl<D: Disk> Recorder<D> {
             return Err(refusal);
         }
         let line = Line { bytes: event.to_line(), occurred_at: draft.occurred_at };
+        if line.bytes.len() > EVENT_BYTES_MAX {
+            self.refused += 1;
+            return Err(Refusal::LineTooLong);
+        }
         let pending = &mut self.pending[slot];
         pending.bytes += line.bytes.len();
         pending.lines.push(line);
@@ -329,13 +340,12 @@ impl<D: Disk> Recorder<D> {
         std::mem::take(&mut self.sealed)
     }
 
-    /// Seals everything, due or not.
-    pub fn seal_all(&mut self) -> Vec<Sealed> {
+    /// Seals everything, due or not; [`Recorder::seal_due`] tells the batches.
+    pub fn seal_all(&mut self) {
         self.flush(None);
         for class in Class::ALL {
             self.seal(*class);
         }
-        std::mem::take(&mut self.sealed)
     }
 
     fn seal(&mut self, class: Class) {

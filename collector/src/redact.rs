@@ -37,7 +37,9 @@ fn has_bearer(text: &str) -> bool {
     let lower = text.to_ascii_lowercase();
     ["authorization:", "bearer ", "basic "].iter().any(|key| {
         lower.split_once(key).is_some_and(|(_, rest)| {
-            rest.trim_start().split(char::is_whitespace).any(|w| w.len() >= 16 && w.chars().all(|c| c.is_ascii_graphic()))
+            rest.trim_start()
+                .split(char::is_whitespace)
+                .any(|w| w.len() >= 16 && w.chars().all(|c| c.is_ascii_graphic()))
         })
     })
 }
@@ -45,7 +47,9 @@ fn has_bearer(text: &str) -> bool {
 fn has_password_in_url(text: &str) -> bool {
     text.split("://").skip(1).any(|rest| {
         let authority = rest.split(['/', ' ', '?', '#']).next().unwrap_or("");
-        authority.split_once('@').is_some_and(|(user, _)| user.split_once(':').is_some_and(|(_, p)| !p.is_empty()))
+        authority
+            .split_once('@')
+            .is_some_and(|(user, _)| user.split_once(':').is_some_and(|(_, p)| !p.is_empty()))
     })
 }
 

@@ -41,16 +41,21 @@ impl ResourceSource {
             p.set("cpu_usage_us", ns / 1_000);
         }
         let memory = v2("memory.current").and_then(|t| number(&t));
-        let memory = memory.or_else(|| self.v1_file("memory", "memory.usage_in_bytes", root).and_then(|t| number(&t)));
+        let memory =
+            memory.or_else(|| self.v1_file("memory", "memory.usage_in_bytes", root).and_then(|t| number(&t)));
         p.set_some("memory_bytes", memory.or_else(|| self.whole_host.then(host_memory).flatten()));
         let peak = v2("memory.peak").and_then(|t| number(&t));
-        let peak = peak.or_else(|| self.v1_file("memory", "memory.max_usage_in_bytes", root).and_then(|t| number(&t)));
+        let peak = peak
+            .or_else(|| self.v1_file("memory", "memory.max_usage_in_bytes", root).and_then(|t| number(&t)));
         p.set_some("memory_peak_bytes", peak);
         if let Some(stat) = v2("io.stat") {
             p.set("io_read_bytes", sum(&stat, "rbytes=")).set("io_write_bytes", sum(&stat, "wbytes="));
         }
         let pids = v2("pids.current").and_then(|t| number(&t));
-        p.set_some("pids", pids.or_else(|| self.v1_file("pids", "pids.current", root).and_then(|t| number(&t))));
+        p.set_some(
+            "pids",
+            pids.or_else(|| self.v1_file("pids", "pids.current", root).and_then(|t| number(&t))),
+        );
         let events = v2("memory.events");
         for (resource, keys) in PRESSURE {
             let file = v2(&format!("{resource}.pressure"));

@@ -60,9 +60,9 @@ impl Sandboxes {
     }
 
     /// The sandbox of a kernel cgroup id. `pid` is asked in procfs when the id is new. A cgroup that cannot be
-    /// resolved belongs to nobody known, unless there is only one sandbox: then there is nothing to confuse.
+    /// resolved belongs to nobody known, unless the only sandbox is the whole machine.
     pub fn resolve(&mut self, cgroup_id: u64, pid: u32) -> Arc<Instance> {
-        if self.instances.len() == 1 {
+        if self.instances.len() == 1 && self.instances[0].cgroup == "/" {
             return self.instances[0].clone();
         }
         if let Some(found) = self.by_cgroup.get(&cgroup_id) {
@@ -80,14 +80,14 @@ impl Sandboxes {
         found
     }
 
-    /// The sandbox whose cgroup is the nearest at or above `path`.
+    /// The sandbox whose cgroup is the nearest at or above `path`; the unknown one where none is.
     pub fn owner(&self, path: &str) -> Arc<Instance> {
         let below = |instance: &&Arc<Instance>| {
             let own = instance.cgroup.trim_end_matches('/');
             path == own || path.strip_prefix(own).is_some_and(|rest| rest.starts_with('/'))
         };
         let nearest = self.instances.iter().filter(below).max_by_key(|i| i.cgroup.len());
-        nearest.unwrap_or(&self.instances[0]).clone()
+        nearest.unwrap_or(&self.unknown).clone()
     }
 
     /// Looks for a cgroup id below the sandboxes and at the top of the hierarchy.

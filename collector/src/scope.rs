@@ -127,7 +127,8 @@ impl ScopeTable {
         if root.scope != 0 && Some(root.scope) != parent && root.scope != caller.scope {
             return Err(ScopeRefusal::Replacing);
         }
-        let session_differs = parent.and_then(|p| self.get(p)).is_some_and(|p| p.session_id != request.session_id);
+        let session_differs =
+            parent.and_then(|p| self.get(p)).is_some_and(|p| p.session_id != request.session_id);
         if caller.scope != 0 && (parent.is_none() || session_differs) {
             return Err(ScopeRefusal::Widening);
         }
@@ -179,6 +180,12 @@ impl ScopeTable {
             }
         }
         false
+    }
+
+    /// Takes back a scope that could not be bound.
+    pub fn withdraw(&mut self, number: u64) {
+        self.scopes.remove(&number);
+        self.order.retain(|n| *n != number);
     }
 
     /// Closes a scope for its opener. Its processes keep the number: what they do later is still attributed.
@@ -291,7 +298,9 @@ mod tests {
         assert!(table.close(2, &harness).unwrap().closed);
         assert_eq!(table.close(2, &harness), Err(ScopeRefusal::NotOpener), "once");
         for n in 10..10 + SCOPES_MAX as u64 - 2 {
-            table.open(n, &caller("p", 0), &root("q", 0, true), request(ScopeKind::Session, "x", None)).unwrap();
+            table
+                .open(n, &caller("p", 0), &root("q", 0, true), request(ScopeKind::Session, "x", None))
+                .unwrap();
         }
         let more = |t: &mut ScopeTable, n| {
             t.open(n, &caller("p", 0), &root("q", 0, true), request(ScopeKind::Session, "x", None)).map(drop)

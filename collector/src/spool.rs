@@ -301,8 +301,13 @@ impl<D: Disk> Spool<D> {
     /// Seals and fsyncs the open batch of a class.
     pub fn seal(&mut self, class: Class, clock: ClockState, now: Timestamp) -> io::Result<Option<Sealed>> {
         let facts = self.current.facts.clone();
-        let context =
-            SealContext { header: &facts, clock, policy_digest: self.policy_digest, now, ring_names: RING_NAMES };
+        let context = SealContext {
+            header: &facts,
+            clock,
+            policy_digest: self.policy_digest,
+            now,
+            ring_names: RING_NAMES,
+        };
         let Some(stream) = self.current.streams.get_mut(&class) else { return Ok(None) };
         let sealed = stream.seal(&context, &self.current.signer)?;
         if class == Class::Critical {
@@ -317,7 +322,7 @@ impl<D: Disk> Spool<D> {
     }
 
     /// The gateway holds a batch durably.
-    pub fn release(&mut self, epoch: &Epoch, class: Class, number: u64, receipt: Option<Hash>) -> io::Result<()> {
+    pub fn release(&mut self, epoch: &Epoch, class: Class, number: u64, receipt: Hash) -> io::Result<()> {
         if *epoch == self.current.identity.epoch {
             return self.current.release(class, number, receipt);
         }
@@ -388,3 +393,17 @@ impl<D: Disk> Spool<D> {
 
 /// Names of the kernel rings in batch headers, by ring number.
 pub const RING_NAMES: &[&str] = &["vital", "process", "flow", "file"];
+
+/// After a new enrolment the gateway knows none of the epochs' keys.
+pub fn forget_registrations(spool_dir: &Path) -> io::Result<()> {
+    let Ok(names) = OsDisk.list(spool_dir) else { return Ok(()) };
+    for name in names {
+        match OsDisk.remove(&spool_dir.join(name).join("registered")) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound && e.kind() != io::ErrorKind::NotADirectory => {
+                return Err(e);
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

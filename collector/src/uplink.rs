@@ -6,7 +6,7 @@ pub mod identity;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use activity_schema::api::{BatchResult, BatchesAnswer, StreamAcked};
+use activity_schema::api::{BatchResult, BatchesAnswer};
 use activity_schema::ids::Epoch;
 use activity_schema::keys::PublicKey;
 use activity_schema::merkle::Hash;
@@ -31,7 +31,7 @@ pub enum ToUplink {
 #[derive(Debug)]
 pub enum FromUplink {
     /// Durable at the gateway.
-    Released { epoch: Epoch, class: Class, number: u64, receipt: Option<Hash> },
+    Released { epoch: Epoch, class: Class, number: u64, receipt: Hash },
     /// The gateway knows the epoch's key.
     Registered { epoch: Epoch },
     /// Lines that the gateway keeps as hashes only.
@@ -112,9 +112,9 @@ impl<D: Disk> Uplink<D> {
             if stop_at.is_some_and(|at| drained || tokio::time::Instant::now() >= at) {
                 return;
             }
-            let wake = self.wake_ns.map_or(Duration::from_secs(3600), |at| {
-                Duration::from_nanos(at.saturating_sub(boot_ns()))
-            });
+            let wake = self
+                .wake_ns
+                .map_or(Duration::from_secs(3600), |at| Duration::from_nanos(at.saturating_sub(boot_ns())));
             let wake = if stop_at.is_some() { wake.min(Duration::from_millis(50)) } else { wake };
             tokio::select! {
                 message = from_recorder.recv(), if stop_at.is_none() => match message {
@@ -153,10 +153,14 @@ impl<D: Disk> Uplink<D> {
                 match action {
                     Action::Connect => inputs.extend(self.connect(lane).await),
                     Action::Resync => inputs.extend(self.resync(lane).await),
-                    Action::Send { class, first_number, count } => self.send(lane, class, first_number, count),
+                    Action::Send { class, first_number, count } => {
+                        self.send(lane, class, first_number, count)
+                    }
                     Action::Release { .. } => {}
                     Action::Stranded { class, number } => self.stranded(lane, class, number, "missing there"),
-                    Action::Wake { at_ns } => self.wake_ns = Some(self.wake_ns.map_or(at_ns, |w| w.min(at_ns))),
+                    Action::Wake { at_ns } => {
+                        self.wake_ns = Some(self.wake_ns.map_or(at_ns, |w| w.min(at_ns)))
+                    }
                 }
             }
         }
@@ -189,7 +193,8 @@ impl<D: Disk> Uplink<D> {
             if !self.lanes[lane].feed.registered {
                 let feed = &self.lanes[lane].feed;
                 let (key, epoch) = (feed.key, feed.epoch.clone());
-                self.identity = identity::renew(&self.dir, &self.identity, &client, key, epoch.clone()).await?;
+                self.identity =
+                    identity::renew(&self.dir, &self.identity, &client, key, epoch.clone()).await?;
                 self.lanes[lane].feed.registered = true;
                 (self.to_recorder)(FromUplink::Registered { epoch });
             }
@@ -200,23 +205,12 @@ impl<D: Disk> Uplink<D> {
     async fn resync(&mut self, lane: usize) -> Option<(usize, Input)> {
         let client = self.client.clone()?;
         match client.streams().await {
-            Ok(answer) => {
-                self.release_resynced(lane, &answer.streams);
-                Some((lane, Input::Resynced(answer.streams)))
-            }
+            Ok(answer) => Some((lane, Input::Resynced(answer.streams))),
             Err(error) => {
                 tracing::warn!(error = %full(&error), "the gateway does not tell its streams");
                 self.client = None;
                 Some((lane, Input::Disconnected))
             }
-        }
-    }
-
-    fn release_resynced(&self, lane: usize, streams: &[StreamAcked]) {
-        let epoch = &self.lanes[lane].feed.epoch;
-        for s in streams.iter().filter(|s| s.epoch == *epoch) {
-            let (epoch, class, number) = (epoch.clone(), s.class, s.batch_number);
-            (self.to_recorder)(FromUplink::Released { epoch, class, number, receipt: None });
         }
     }
 
@@ -264,17 +258,18 @@ impl<D: Disk> Uplink<D> {
         let mut outcomes = Vec::new();
         for (number, result) in (first..).zip(answer.results) {
             outcomes.push(match result {
+                BatchResult::Stored { .. } | BatchResult::Duplicate { .. } | BatchResult::Fork { .. }
+                    if !self.is_receipt_of(lane, class, number, &result) =>
+                {
+                    self.stranded(lane, class, number, "the receipt is not the gateway's word on this batch");
+                    Outcome::Refused
+                }
                 BatchResult::Stored { receipt, withheld } => {
-                    if !receipt.is_signed_by(self.identity.gateway_key) {
-                        self.stranded(lane, class, number, "receipt not signed by the gateway's key");
-                        Outcome::Refused
-                    } else {
-                        if withheld > 0 {
-                            (self.to_recorder)(FromUplink::Withheld { class, count: withheld });
-                        }
-                        released = Some((number, receipt.hash()));
-                        Outcome::Durable
+                    if withheld > 0 {
+                        (self.to_recorder)(FromUplink::Withheld { class, count: withheld });
                     }
+                    released = Some((number, receipt.hash()));
+                    Outcome::Durable
                 }
                 BatchResult::Duplicate { receipt } | BatchResult::Fork { receipt } => {
                     released = Some((number, receipt.hash()));
@@ -289,9 +284,21 @@ impl<D: Disk> Uplink<D> {
         }
         if let Some((number, receipt)) = released {
             let epoch = self.lanes[lane].feed.epoch.clone();
-            (self.to_recorder)(FromUplink::Released { epoch, class, number, receipt: Some(receipt) });
+            (self.to_recorder)(FromUplink::Released { epoch, class, number, receipt });
         }
         outcomes
+    }
+
+    /// Whether a result carries a receipt that the gateway's key signed over the very batch that was sent.
+    fn is_receipt_of(&self, lane: usize, class: Class, number: u64, result: &BatchResult) -> bool {
+        let (BatchResult::Stored { receipt, .. }
+        | BatchResult::Duplicate { receipt }
+        | BatchResult::Fork { receipt }) = result
+        else {
+            return false;
+        };
+        let sent = self.lanes[lane].feed.reader.hash(class, number);
+        sent == Some(receipt.body.batch_hash) && receipt.is_signed_by(self.identity.gateway_key)
     }
 
     /// Renews the certificate in the last third of its life.

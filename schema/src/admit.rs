@@ -4,7 +4,7 @@
 
 use crate::batch::BatchHeader;
 use crate::catalog::{self, Row, State};
-use crate::event::{Event, Sensitivity};
+use crate::event::{CorrelationKey, Event, Sensitivity};
 
 /// Why an event is not admitted. The text names the key and never repeats a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -25,6 +25,10 @@ pub enum Refusal {
     Retention,
     #[error("correlation.{0} is required")]
     Correlation(&'static str),
+    #[error("{0} is longer than {TEXT_BYTES_MAX} bytes")]
+    TooLong(&'static str),
+    #[error("the event is longer than a line may be")]
+    LineTooLong,
     #[error("payload.{0} is not on the allowlist")]
     PayloadKey(String),
     #[error("payload.{0} has another type or is too long")]
@@ -34,6 +38,9 @@ pub enum Refusal {
     #[error("integrity.collector_sequence is not {expected}")]
     Sequence { expected: u64 },
 }
+
+/// Longest text outside the payload, bytes: ids, entity types, reasons.
+pub const TEXT_BYTES_MAX: usize = 512;
 
 /// Checks an event against its catalogue row; returns the row.
 pub fn admit(event: &Event<'_>) -> Result<&'static Row, Refusal> {
@@ -49,8 +56,28 @@ pub fn admit(event: &Event<'_>) -> Result<&'static Row, Refusal> {
         let present = event.correlation.get(*key).is_some_and(|t| !t.is_empty());
         require(present, Refusal::Correlation(key.as_str()))?;
     }
+    admit_texts(event)?;
     admit_payload(row, event)?;
     Ok(row)
+}
+
+/// Checks the bound of every text outside the payload.
+fn admit_texts(event: &Event<'_>) -> Result<(), Refusal> {
+    for key in CorrelationKey::ALL {
+        if event.correlation.get(*key).is_some_and(|t| t.len() > TEXT_BYTES_MAX) {
+            return Err(Refusal::TooLong(key.as_str()));
+        }
+    }
+    for entity in [&event.actor, &event.target].into_iter().flatten() {
+        if entity.kind.len() > TEXT_BYTES_MAX || entity.id.len() > TEXT_BYTES_MAX {
+            return Err(Refusal::TooLong("actor or target"));
+        }
+    }
+    let reason = event.outcome.as_ref().and_then(|o| o.reason.as_ref());
+    if reason.is_some_and(|t| t.len() > TEXT_BYTES_MAX) {
+        return Err(Refusal::TooLong("outcome.reason"));
+    }
+    Ok(())
 }
 
 /// Checks the payload against the row's closed allowlist.

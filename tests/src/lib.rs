@@ -1,0 +1,5 @@
+//! Whole-system tests: the real binaries, put together as an operator would.
+
+pub mod campaign;
+pub mod lab;
+pub mod truth;

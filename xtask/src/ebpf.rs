@@ -18,9 +18,6 @@ const LINKER_VERSION: &str = "0.10.3";
 const TARGET: &str = "bpfel-unknown-none";
 /// Names a `.tar` archive of the library's sources, whose top is `library/` or `rust/library/`.
 const SOURCES_VARIABLE: &str = "ACTIVITY_RUST_SRC_TARBALL";
-/// Debian's pool, where trixie-backports keeps the package of this Rust version.
-const DEBIAN_PACKAGE: &str =
-    "https://deb.debian.org/debian/pool/main/r/rustc/rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb";
 const OBJECT: &str = "object/activity.bpf.o";
 const OBJECT_DIGEST: &str = "object/activity.bpf.o.sha256";
 const SOURCES_DIGEST: &str = "object/sources.sha256";
@@ -184,7 +181,10 @@ fn ensure_library_sources() -> anyhow::Result<()> {
         return Ok(());
     }
     unpack_debian(&destination).with_context(|| {
-        format!("no sources of Rust's library: rustup and {DEBIAN_PACKAGE} both failed; name a tarball in {SOURCES_VARIABLE}")
+        format!(
+            "no sources of Rust's library: neither rustup nor apt (package rust-src {RUST_VERSION}, in trixie-backports) \
+             has them; name a tarball in {SOURCES_VARIABLE}"
+        )
     })
 }
 
@@ -200,12 +200,11 @@ fn unpack_tarball(tarball: &Path, destination: &Path) -> anyhow::Result<()> {
 
 fn unpack_debian(destination: &Path) -> anyhow::Result<()> {
     let work = scratch()?;
-    run_in(
-        &work,
-        "curl",
-        &["--fail", "--silent", "--show-error", "--location", "-o", "rust-src.deb", DEBIAN_PACKAGE],
-    )?;
-    run_in(&work, "dpkg", &["-x", "rust-src.deb", "unpacked"])?;
+    run_in(&work, "apt-get", &["download", "rust-src"])?;
+    let package =
+        fs::read_dir(&work)?.flatten().map(|e| e.path()).find(|p| p.extension().is_some_and(|e| e == "deb"));
+    let package = package.context("apt-get downloaded no package")?;
+    run_in(&work, "dpkg", &["-x", &package.to_string_lossy(), "unpacked"])?;
     install_library(&work.join(format!("unpacked/usr/src/rustc-{RUST_VERSION}/library")), destination)?;
     fs::remove_dir_all(work)?;
     Ok(())

@@ -1,7 +1,10 @@
-//! Project tasks: `cargo xtask codegen | ebpf | demo | test | soak | bench`.
+//! Project tasks: `cargo xtask demo | test | soak | bench | ebpf | codegen`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
+mod cargo;
 mod codegen;
+mod ebpf;
+mod test;
 
 use std::path::PathBuf;
 
@@ -16,6 +19,31 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Record one agent session on this machine, show its timeline, verify the evidence
+    Demo {
+        /// Passed on; see `cargo xtask demo -- --help`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Run every layer of tests
+    Test,
+    /// Run a long campaign: exec, restart, durability, tamper
+    Soak {
+        name: String,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Measure, each figure beside a peer or a limit of the same run
+    Bench {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Build the kernel programs into collector-ebpf/object
+    Ebpf {
+        /// Change nothing; fail when the committed object is not what the sources give
+        #[arg(long)]
+        check: bool,
+    },
     /// Generate the catalogue's table, JSON Schema and reference page
     Codegen {
         /// Change nothing; fail when a generated file is stale
@@ -26,6 +54,13 @@ enum Task {
 
 fn main() -> anyhow::Result<()> {
     match Cli::parse().task {
+        Task::Demo { arguments } => cargo::run_binary("activity-demo", &arguments, false),
+        Task::Test => test::run(&root()),
+        Task::Soak { name, arguments } => {
+            cargo::run_binary("activity-soak", &[&[name][..], &arguments].concat(), true)
+        }
+        Task::Bench { arguments } => cargo::run_binary("activity-bench", &arguments, true),
+        Task::Ebpf { check } => ebpf::run(check),
         Task::Codegen { check } => codegen::run(&root(), check),
     }
 }

@@ -157,7 +157,12 @@ impl<D: Disk> Parts<'_, D> {
         Answer::Ok(answer)
     }
 
-    fn event(&mut self, peer: Peer, caller: &Caller, event: SubmittedEvent<'_>) -> Result<uuid::Uuid, String> {
+    fn event(
+        &mut self,
+        peer: Peer,
+        caller: &Caller,
+        event: SubmittedEvent<'_>,
+    ) -> Result<uuid::Uuid, String> {
         let allowed = catalog::row(&event.event_name).is_some_and(|row| row.socket);
         if !allowed {
             return Err("event_name may not be submitted on this socket".to_owned());
@@ -168,7 +173,9 @@ impl<D: Disk> Parts<'_, D> {
         {
             return Err("correlation.session_id belongs to another process".to_owned());
         }
-        if let Some((key, _)) = event.payload.iter().find(|(_, v)| v.as_str().is_some_and(crate::redact::is_secret)) {
+        if let Some((key, _)) =
+            event.payload.iter().find(|(_, v)| v.as_str().is_some_and(crate::redact::is_secret))
+        {
             return Err(format!("payload.{key} looks like a secret"));
         }
         let instance = match crate::sandbox::cgroup_path(peer.pid) {
@@ -217,7 +224,15 @@ impl<D: Disk> Parts<'_, D> {
                 self.tell("agent.scope.closed", peer.pid, &scope, at);
                 Ok(None)
             }
-            ScopeRequest::Open { kind, session_id, agent_id, tool_call_id, command_id, pid, parent_scope_id } => {
+            ScopeRequest::Open {
+                kind,
+                session_id,
+                agent_id,
+                tool_call_id,
+                command_id,
+                pid,
+                parent_scope_id,
+            } => {
                 let parent = match parent_scope_id {
                     Some(text) => Some(parse_scope(&text).ok_or(ScopeRefusal::Parent)?),
                     None => None,
@@ -232,9 +247,12 @@ impl<D: Disk> Parts<'_, D> {
                 let number = self.recorder.random().max(1);
                 let request = OpenRequest { kind, session_id, agent_id, tool_call_id, command_id, parent };
                 let scope = self.observer.scopes.open(number, &caller, &root, request)?;
-                self.bind(pid, start_ns, number)?;
+                if let Err(refusal) = self.bind(pid, start_ns, number) {
+                    self.observer.scopes.withdraw(number);
+                    return Err(refusal);
+                }
                 self.tell("agent.scope.opened", peer.pid, &scope, at);
-                let join = if self.kernel.is_some() { "registered" } else { "inferred" };
+                let join = self.join();
                 Ok(Some(ScopeAnswer {
                     scope_id: scope_text(number),
                     join: join.to_owned(),
@@ -263,8 +281,14 @@ impl<D: Disk> Parts<'_, D> {
             Some(path) => self.observer.sandboxes.owner(&path),
             None => self.observer.sandboxes.own().clone(),
         };
-        self.observer.scope_event(self.recorder, name, scope, &instance, at);
+        let join = self.join();
+        self.observer.scope_event(self.recorder, name, scope, &instance, at, join);
         self.log.write(self.boot_id, scope);
+    }
+
+    /// Polling sees a tree only while it lives; what it says of descendants is inferred.
+    fn join(&self) -> &'static str {
+        if self.kernel.is_some() { "registered" } else { "inferred" }
     }
 
     fn caller(&self, pid: u32) -> Option<Caller> {

@@ -67,9 +67,11 @@ fn plan_class(
             }
             None => unsupported(no_kernel),
         },
-        EventClass::File | EventClass::Dns | EventClass::Runtime | EventClass::System | EventClass::Security => {
-            unsupported("no source of this version collects it")
-        }
+        EventClass::File
+        | EventClass::Dns
+        | EventClass::Runtime
+        | EventClass::System
+        | EventClass::Security => unsupported("no source of this version collects it"),
     }
 }
 
@@ -165,7 +167,7 @@ pub fn stopped<D: Disk>(recorder: &mut Recorder<D>, own: &Instance, reason: &'st
 /// `telemetry.heartbeat`: everything that occurred up to `complete_until` is sequenced at or below the marks.
 pub fn heartbeat<D: Disk>(recorder: &mut Recorder<D>, own: &Instance, complete_until: Timestamp) {
     recorder.flush(None);
-    let (spool, drops) = (recorder.spool(), recorder.drops_total);
+    let (spool, drops) = (recorder.spool(), recorder.drops_total + recorder.refused);
     let epoch = spool.current();
     let streams: Vec<Value<'static>> = Class::ALL
         .iter()
@@ -179,10 +181,8 @@ pub fn heartbeat<D: Disk>(recorder: &mut Recorder<D>, own: &Instance, complete_u
             Value::Object(entry)
         })
         .collect();
-    let oldest = Class::ALL
-        .iter()
-        .filter_map(|c| epoch.reader().pending(*c).first().map(|b| b.occurred_min))
-        .min();
+    let oldest =
+        Class::ALL.iter().filter_map(|c| epoch.reader().pending(*c).first().map(|b| b.occurred_min)).min();
     let clock = *recorder.clock();
     let mut payload = Payload::new();
     payload.set_some("last_receipt_hash", epoch.acks.last_receipt_hash.map(|h| h.to_hex()));
@@ -195,6 +195,8 @@ pub fn heartbeat<D: Disk>(recorder: &mut Recorder<D>, own: &Instance, complete_u
     let mut draft = Draft::observed("telemetry.heartbeat", complete_until, own, payload);
     draft.outcome = None;
     warn_refused("telemetry.heartbeat", recorder.record(draft));
+    // What the heartbeat names is sealed with it: the gateway can confirm it as soon as it has the heartbeat.
+    recorder.seal_all();
 }
 
 pub fn clock_step<D: Disk>(recorder: &mut Recorder<D>, own: &Instance, step_ns: i64) {

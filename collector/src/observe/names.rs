@@ -69,7 +69,8 @@ pub(super) fn exec_flags(flags: u32, lacking: u32) -> Vec<&'static str> {
         (exec::PATH_TRUNCATED, "path_truncated"),
         (exec::INTERPRETER_TRUNCATED, "interpreter_truncated"),
     ];
-    let mut out: Vec<&'static str> = table.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, n)| *n).collect();
+    let mut out: Vec<&'static str> =
+        table.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, n)| *n).collect();
     out.extend(missing_flags(lacking));
     out
 }

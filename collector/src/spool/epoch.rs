@@ -133,17 +133,13 @@ impl<D: Disk> EpochSpool<D> {
     }
 
     /// The gateway holds batches of a class up to `number` durably.
-    pub fn release(&mut self, class: Class, number: u64, receipt: Option<Hash>) -> io::Result<()> {
+    pub fn release(&mut self, class: Class, number: u64, receipt: Hash) -> io::Result<()> {
         let Some(log) = self.streams.get_mut(&class) else { return Ok(()) };
-        let sequence = super::stream::lock(&log.batches)
-            .iter()
-            .find(|b| b.number == number)
-            .map(|b| b.last_sequence);
+        let sequence =
+            super::stream::lock(&log.batches).iter().find(|b| b.number == number).map(|b| b.last_sequence);
         let Some(sequence) = sequence else { return Ok(()) };
         self.acks.streams.insert(class.as_str().to_owned(), Acked { batch_number: number, sequence });
-        if receipt.is_some() {
-            self.acks.last_receipt_hash = receipt;
-        }
+        self.acks.last_receipt_hash = Some(receipt);
         self.slots.write(&self.acks, false)?;
         log.release(number)
     }

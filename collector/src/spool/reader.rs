@@ -3,7 +3,7 @@
 use std::io;
 
 use activity_schema::batch::{self, BatchHeader, SignedBatch};
-use activity_schema::merkle::Frontier;
+use activity_schema::merkle::{Frontier, Hash};
 use activity_schema::{Class, merkle};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -18,7 +18,11 @@ pub enum ReadError {
     #[error("batch {number} is not in the spool")]
     Absent { number: u64 },
     #[error("cannot read batch {number} from the spool")]
-    Io { number: u64, #[source] source: io::Error },
+    Io {
+        number: u64,
+        #[source]
+        source: io::Error,
+    },
     #[error("batch {number} has no readable seal in the spool")]
     Seal { number: u64 },
 }
@@ -44,6 +48,11 @@ impl<D: Disk> SpoolReader<D> {
             }
         };
         assemble(&bytes, number)
+    }
+
+    /// Hash of a batch that is still in the spool.
+    pub fn hash(&self, class: Class, number: u64) -> Option<Hash> {
+        self.find(class, number).map(|b| b.hash)
     }
 
     pub fn pending(&self, class: Class) -> Vec<BatchRef> {

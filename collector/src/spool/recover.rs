@@ -160,10 +160,13 @@ fn take_seal<D: Disk>(
 ) -> bool {
     let Ok(parsed) = BatchHeader::parse(header) else { return false };
     let first_seen = lock(&log.batches).is_empty() && log.next_batch == 1;
-    if !first_seen && (parsed.batch_number != log.next_batch || parsed.previous_batch_hash != log.previous_hash) {
+    if !first_seen
+        && (parsed.batch_number != log.next_batch || parsed.previous_batch_hash != log.previous_hash)
+    {
         return false;
     }
-    let whole = !corrupt && log.open.count() == parsed.count && log.open.frontier.root() == parsed.merkle_root;
+    let whole =
+        !corrupt && log.open.count() == parsed.count && log.open.frontier.root() == parsed.merkle_root;
     if !shed && !whole {
         damage.corrupt_batches.push((parsed.first_sequence, parsed.last_sequence));
     }

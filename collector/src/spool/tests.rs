@@ -276,7 +276,7 @@ proptest! {
                         e.reader().pending(Class::Critical).first().map(|b| (e.identity.epoch.clone(), b.clone()))
                     });
                     if let Some((epoch, b)) = target
-                        && spool.release(&epoch, Class::Critical, b.number, None).is_ok()
+                        && spool.release(&epoch, Class::Critical, b.number, Hash::default()).is_ok()
                     {
                         released += b.count() as usize;
                     }
@@ -401,13 +401,15 @@ fn ring_cursors_survive_and_another_boot_begins_an_epoch() {
     spool.append(Class::Critical, &[line(1)], &[RingCursor { ring: 1, position: 640 }], 0).unwrap();
     drop(spool);
     let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
-    assert_eq!((recovery.state, recovery.cursors.get(&(Class::Critical, 1))), (SpoolState::Intact, Some(&640)));
+    assert_eq!(
+        (recovery.state, recovery.cursors.get(&(Class::Critical, 1))),
+        (SpoolState::Intact, Some(&640))
+    );
     assert_eq!(spool.next_sequence(Class::Critical), 2);
     drop(spool);
     let mut other = identity(2);
     other.boot_id = "later".into();
-    let (spool, recovery) =
-        Spool::open(disk, Path::new("/spool"), SMALL, other, &[9; 32], CLOCK).unwrap();
+    let (spool, recovery) = Spool::open(disk, Path::new("/spool"), SMALL, other, &[9; 32], CLOCK).unwrap();
     assert_eq!((recovery.state, recovery.cursors.len()), (SpoolState::Foreign, 0));
     assert_eq!(spool.next_sequence(Class::Critical), 1);
     assert_eq!(spool.epochs().count(), 2, "the old epoch is still to be sent");
@@ -449,5 +451,4 @@ fn losses_survive_a_full_disk_and_keep_their_ids() {
     assert!(!spool.ledger.is_empty(), "kept until fsynced");
     spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
     assert!(spool.ledger.is_empty());
-    let _ = Hash::default();
 }

@@ -107,7 +107,11 @@ impl Client {
         }
     }
 
-    async fn over<S>(stream: S, endpoint: &Endpoint, tls: Arc<rustls::ClientConfig>) -> Result<Self, ClientError>
+    async fn over<S>(
+        stream: S,
+        endpoint: &Endpoint,
+        tls: Arc<rustls::ClientConfig>,
+    ) -> Result<Self, ClientError>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {

@@ -34,7 +34,11 @@ pub struct Identity {
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     #[error("cannot use {path}")]
-    File { path: PathBuf, #[source] source: io::Error },
+    File {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("{path} is malformed: {message}")]
     Malformed { path: PathBuf, message: String },
     #[error("cannot make a certificate request")]
@@ -79,12 +83,19 @@ impl IdentityDir {
         read_certificates(&self.0.join(name))
     }
 
-    fn store(&self, identity: &Identity, answer: &CertificateAnswer, key_pem: &str) -> Result<(), IdentityError> {
+    fn store(
+        &self,
+        identity: &Identity,
+        answer: &CertificateAnswer,
+        key_pem: &str,
+    ) -> Result<(), IdentityError> {
         let file = |name: &str, bytes: &[u8]| {
             let path = self.0.join(name);
             write_private(&path, bytes).map_err(|source| IdentityError::File { path, source })
         };
-        fs::create_dir_all(&self.0).map_err(|source| IdentityError::File { path: self.0.clone(), source })?;
+        use std::os::unix::fs::DirBuilderExt as _;
+        let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
+        made.map_err(|source| IdentityError::File { path: self.0.clone(), source })?;
         file("key.pem", key_pem.as_bytes())?;
         file("cert.pem", answer.certificate_pem.as_bytes())?;
         file("ca.pem", answer.ca_pem.as_bytes())?;
@@ -157,7 +168,8 @@ pub async fn renew(
 
 fn certificate_request() -> Result<(String, String), IdentityError> {
     let key = rcgen::KeyPair::generate().map_err(IdentityError::Request)?;
-    let request = rcgen::CertificateParams::default().serialize_request(&key).map_err(IdentityError::Request)?;
+    let request =
+        rcgen::CertificateParams::default().serialize_request(&key).map_err(IdentityError::Request)?;
     Ok((request.pem().map_err(IdentityError::Request)?, key.serialize_pem()))
 }
 
@@ -169,10 +181,11 @@ fn client_tls(
     for certificate in ca {
         roots.add(certificate).map_err(IdentityError::Tls)?;
     }
-    let builder = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .map_err(IdentityError::Tls)?
-        .with_root_certificates(roots);
+    let builder =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(IdentityError::Tls)?
+            .with_root_certificates(roots);
     let mut config = match own {
         Some((chain, key)) => builder.with_client_auth_cert(chain, key).map_err(IdentityError::Tls)?,
         None => builder.with_no_client_auth(),
@@ -183,7 +196,8 @@ fn client_tls(
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let malformed = |message: String| IdentityError::Malformed { path: path.to_owned(), message };
-    let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).map_err(|e| malformed(e.to_string()))?.collect();
+    let all: Result<Vec<_>, _> =
+        CertificateDer::pem_file_iter(path).map_err(|e| malformed(e.to_string()))?.collect();
     let all = all.map_err(|e| malformed(e.to_string()))?;
     if all.is_empty() { Err(malformed("it holds no certificate".to_owned())) } else { Ok(all) }
 }
@@ -192,7 +206,8 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Identi
 fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     use std::io::Write as _;
     let beside = path.with_extension("new");
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     fs::rename(&beside, path)

@@ -204,10 +204,9 @@ impl Sender {
             let known =
                 streams.iter().find(|s| s.epoch == epoch && s.class == *class).map_or(0, |s| s.batch_number);
             let stream = self.stream(*class);
+            // What the gateway says it has beyond our receipts is sent again: only a receipt releases a batch.
             if known < stream.acked {
                 strand(stream, *class, known + 1, actions);
-            } else {
-                release(stream, *class, known, actions);
             }
         }
     }

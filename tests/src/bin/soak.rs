@@ -1,0 +1,103 @@
+//! `cargo xtask soak NAME`: long campaigns. Each prints its seed and result and appends them to
+//! `docs/bench/history.jsonl`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use activity_tests::campaign;
+use activity_tests::truth::Comparison;
+use anyhow::ensure;
+use clap::{Parser, ValueEnum};
+use serde_json::{Value, json};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask soak")]
+struct Cli {
+    #[arg(value_enum)]
+    name: Name,
+    /// Repetitions; each campaign has its own default
+    #[arg(long)]
+    repeat: Option<u32>,
+    /// Size of one repetition: situations, kills or changes
+    #[arg(long)]
+    size: Option<u32>,
+    /// Random by default; printed, so that a failure can be repeated
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Name {
+    /// 20,000 processes at full speed, ten times
+    Exec,
+    /// The collector killed 20 times at 1,000 execs a second
+    Restart,
+    /// Both daemons killed at 200 random points
+    Durability,
+    /// 1,000 random changes of the evidence
+    Tamper,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    if let Some(reason) = campaign::unsupported() {
+        println!("skipped: {reason}");
+        return ExitCode::SUCCESS;
+    }
+    let seed = cli.seed.unwrap_or_else(rand::random);
+    eprintln!("seed {seed}");
+    let result = run(&cli, seed);
+    let record = json!({
+        "soak": format!("{:?}", cli.name).to_lowercase(),
+        "seed": seed,
+        "size": cli.size,
+        "passed": result.is_ok(),
+        "result": match &result { Ok(value) => value.clone(), Err(error) => json!(format!("{error:#}")) },
+    });
+    println!("{record}");
+    if let Err(error) = append(record) {
+        eprintln!("soak: the result was not kept: {error:#}");
+    }
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run(cli: &Cli, seed: u64) -> anyhow::Result<Value> {
+    let size = |default| cli.size.unwrap_or(default);
+    match cli.name {
+        Name::Exec => repeat(cli.repeat.unwrap_or(10), |_| campaign::exec_truth(size(15_000))),
+        Name::Restart => repeat(cli.repeat.unwrap_or(1), |_| campaign::restart_truth(size(20), 1_000)),
+        Name::Durability => repeat(cli.repeat.unwrap_or(1), |n| {
+            campaign::durability(size(200), seed.wrapping_add(u64::from(n)))
+        }),
+        Name::Tamper => campaign::tamper(size(1_000), seed),
+    }
+}
+
+fn repeat(times: u32, campaign: impl Fn(u32) -> anyhow::Result<Comparison>) -> anyhow::Result<Value> {
+    let mut all = Vec::new();
+    for n in 0..times {
+        let found = campaign(n)?;
+        eprintln!("{}: {} processes, {} events, lost {:?}", n + 1, found.processes, found.events, found.lost);
+        ensure!(found.differences.is_empty(), "repetition {}:\n{}", n + 1, found.differences.join("\n"));
+        all.push(found);
+    }
+    Ok(serde_json::to_value(all)?)
+}
+
+/// The history stands in the checkout that the campaign was built from.
+fn append(mut record: Value) -> anyhow::Result<()> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let commit =
+        std::process::Command::new("git").arg("-C").arg(&root).args(["rev-parse", "HEAD"]).output()?;
+    record["commit"] = json!(String::from_utf8(commit.stdout)?.trim());
+    record["host"] = json!({
+        "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
+        "cpus": std::thread::available_parallelism()?.get(),
+    });
+    let path = root.join("docs/bench/history.jsonl");
+    std::fs::create_dir_all(root.join("docs/bench"))?;
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+    writeln!(file, "{record}")?;
+    Ok(())
+}
