@@ -168,31 +168,39 @@ pub(crate) struct JournalScan {
     pub entries: Vec<(Entry, Hash)>,
     /// What is amiss, in words, with the file's name.
     pub findings: Vec<String>,
-    pub last: Option<LastFile>,
+    pub last: Option<FileEnd>,
+    /// Files with bytes after their last record: appends that a crash cut short, and that nobody was told of.
+    pub tails: Vec<FileEnd>,
 }
 
-/// The journal's newest file.
+/// A journal file, as far as it holds records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct LastFile {
+pub(crate) struct FileEnd {
     /// First sequence, its name.
     pub file: u64,
     /// End of its last record.
     pub len: u64,
-    /// Bytes after it: an append that a crash cut short, and that nobody was told of.
-    pub tail: u64,
 }
 
-/// Cuts off what a crash left behind the last record.
-pub(crate) fn cut_tail(env: &Env, dir: &Path, scan: &JournalScan) -> io::Result<()> {
-    let Some(last) = scan.last.filter(|last| last.tail > 0) else { return Ok(()) };
-    let path = dir.join(numbered_name(last.file, "log"));
-    env.storage.truncate(&path, last.len)?;
-    env.storage.sync(&path)
+/// Cuts off what crashes left behind the last records of files. Where the chain breaks after an end, that end was a
+/// record, and is left as it is.
+pub(crate) fn cut_tails(env: &Env, dir: &Path, scan: &JournalScan) -> io::Result<()> {
+    for tail in &scan.tails {
+        let path = dir.join(numbered_name(tail.file, "log"));
+        if tail.len == 0 {
+            env.storage.remove(&path)?;
+            env.storage.sync_dir(dir)?;
+        } else {
+            env.storage.truncate(&path, tail.len)?;
+            env.storage.sync(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Reads every journal file, checking chain and signatures.
 pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<JournalScan> {
-    let mut scan = JournalScan { entries: Vec::new(), findings: Vec::new(), last: None };
+    let mut scan = JournalScan { entries: Vec::new(), findings: Vec::new(), last: None, tails: Vec::new() };
     let mut previous = Hash::default();
     let mut expected = 1u64;
     for file in env.storage.numbered(dir, "log")? {
@@ -209,6 +217,7 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
                     match read_entry(payload, key) {
                         Ok(entry) => {
                             if entry.sequence != expected || entry.previous != previous {
+                                scan.tails.pop();
                                 scan.findings.push(format!(
                                     "control/{name}: record {} does not follow record {}",
                                     entry.sequence,
@@ -237,7 +246,11 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
                 }
             }
         }
-        scan.last = Some(LastFile { file, len, tail: bytes.len() as u64 - len });
+        let end = FileEnd { file, len };
+        if bytes.len() as u64 > len || len == 0 {
+            scan.tails.push(end);
+        }
+        scan.last = Some(end);
     }
     Ok(scan)
 }

@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
 use crate::conflicts::RecentIds;
-use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, cut_tail, scan_journal};
+use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal};
 use crate::env::Env;
 use crate::index::Index;
 use crate::keyring::{FileKeyring, Keyring, KeyringError};
@@ -396,7 +396,7 @@ fn assemble(
         tracing::warn!(finding, "control journal");
     }
     if !read_only {
-        cut_tail(&env, &control_dir, &scan)
+        cut_tails(&env, &control_dir, &scan)
             .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     }
     Ok(Shared {
