@@ -23,6 +23,7 @@ use crate::identity::{self, ProcessIds};
 use crate::kernel::{AttachReport, KernelConfig, KernelSource, RingId, RingPosition, RingSizes};
 use crate::observe::Observer;
 use crate::observe::procfs::PolledProcesses;
+use crate::process::ProcessMemory;
 use crate::recorder::{Draft, Recorder};
 use crate::resource::ResourceSource;
 use crate::sandbox::{Instance, Sandboxes, cgroup2_root};
@@ -239,7 +240,13 @@ impl Daemon {
         kept.into_iter().for_each(|scope| scopes.restore(scope));
         let ids = ProcessIds::new(&boot_id, &nonce);
         let recorder = Recorder::new(spool, sandboxes.own().clone(), clock);
-        let observer = Observer::new(ids, sandboxes, scopes, recovery.cursors.clone());
+        let mut observer = Observer::new(ids, sandboxes, scopes, recovery.cursors.clone());
+        match ProcessMemory::open(&config.state_dir.join("processes"), &boot_id) {
+            Ok(memory) => observer.processes.set_memory(memory),
+            Err(error) => {
+                tracing::warn!(%error, "after a kill, parents of running processes will not be known")
+            }
+        }
         Ok(Daemon {
             config: config.clone(),
             recorder,
@@ -291,17 +298,18 @@ impl Daemon {
         telemetry::plan(self.attach.as_ref(), &self.no_kernel, socket_open, resources)
     }
 
-    /// Processes that ran before the programs did. After a restart those are told that began so shortly before the
-    /// spool's newest event that their second of patience had not passed.
+    /// Processes that ran before this run did. After a restart on pinned programs the rings tell of what was forked
+    /// meanwhile, and the memory of what was forked before.
     fn seed(&mut self, restarted: bool) {
         if self.kernel.is_none() {
             return;
         }
+        let watched = self.attach.as_ref().is_some_and(|a| a.reused_pins);
         let told_until = match self.recovery.newest {
+            Some(_) if restarted && watched => u64::MAX,
             Some(newest) if restarted => {
                 let offset = self.recorder.clock().offset_ns();
-                let boot = u64::try_from(newest.as_nanos().saturating_sub(offset)).unwrap_or(0);
-                boot.saturating_sub(crate::process::FORK_PATIENCE_NS)
+                u64::try_from(newest.as_nanos().saturating_sub(offset)).unwrap_or(0)
             }
             _ => 0,
         };

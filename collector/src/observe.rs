@@ -141,11 +141,15 @@ impl Observer {
             self.processes.get(r.parent_tgid).map_or_else(|| "".into(), |p| p.executable.clone());
         let context = self.context(&r.common);
         let id = context.process_id.unwrap_or_else(|| self.no_id());
+        // A fork that an earlier run has read is told only if that run had not come to it.
+        let known = || self.processes.recall(r.common.tgid, r.common.start_boottime_ns);
+        let told = !tell && known().is_none_or(|k| k.told);
         self.processes.insert(Process {
             id,
             tgid: r.common.tgid,
             start_ns: r.common.start_boottime_ns,
             parent,
+            parent_key: (r.parent_tgid, r.parent_start_boottime_ns),
             executable,
             instance: context.instance,
             scope: r.common.scope,
@@ -153,9 +157,16 @@ impl Observer {
             gid: r.common.gid,
             ns_pid: r.ns_pid,
             session_leader: r.session == r.common.tgid,
-            told: !tell,
+            told,
             forked_at_ns: r.common.ktime_boot_ns,
         });
+    }
+
+    /// Who forked a process that an earlier run of the collector saw forked.
+    fn parent_from_memory(&self, common: &Common) -> Option<(Option<Arc<str>>, (u32, u64))> {
+        let known = self.processes.recall(common.tgid, common.start_boottime_ns)?;
+        let (tgid, start) = known.parent;
+        (tgid != 0).then(|| (Some(self.ids.of(tgid, start).into()), known.parent))
     }
 
     fn no_id(&self) -> Arc<str> {
@@ -171,9 +182,11 @@ impl Observer {
         at_ns: u64,
         tell: bool,
     ) {
-        let Some(process) = self.processes.get_mut(tgid, start).filter(|p| !p.told) else { return };
-        process.told = true;
-        let process = process.clone();
+        let untold = self.processes.get_mut(tgid, start).is_some_and(|p| !p.told);
+        if !untold {
+            return;
+        }
+        let Some(process) = self.processes.update(tgid, start, |p| p.told = true).cloned() else { return };
         if tell {
             self.started(recorder, &process, at_ns.min(process.forked_at_ns), false);
         }
@@ -218,23 +231,27 @@ impl Observer {
         let context = self.context(&r.common);
         let id = context.process_id.clone().unwrap_or_else(|| self.no_id());
         let executable: Arc<str> = names::text(r.basename()).into();
-        let parent = match self.processes.get_mut(r.common.tgid, r.common.start_boottime_ns) {
-            Some(process) => {
-                process.executable = executable.clone();
-                process.told = true;
-                process.scope = r.common.scope;
-                (process.uid, process.gid) = (r.common.uid, r.common.gid);
-                process.parent.clone()
-            }
+        let known = self.processes.update(r.common.tgid, r.common.start_boottime_ns, |process| {
+            process.executable = executable.clone();
+            process.told = true;
+            process.scope = r.common.scope;
+            (process.uid, process.gid) = (r.common.uid, r.common.gid);
+        });
+        let parent = match known.map(|p| p.parent.clone()) {
+            Some(parent) => parent,
             None => {
-                let parent = (r.parent_tgid != 0 && !r.common.lacks(missing::PARENT))
-                    .then(|| self.processes.get(r.parent_tgid).map(|p| p.id.clone()))
-                    .flatten();
+                let (parent, parent_key) = self.parent_from_memory(&r.common).unwrap_or_else(|| {
+                    let seen = (r.parent_tgid != 0 && !r.common.lacks(missing::PARENT))
+                        .then(|| self.processes.get(r.parent_tgid))
+                        .flatten();
+                    seen.map_or((None, (0, 0)), |p| (Some(p.id.clone()), (p.tgid, p.start_ns)))
+                });
                 self.processes.insert(Process {
                     id: id.clone(),
                     tgid: r.common.tgid,
                     start_ns: r.common.start_boottime_ns,
                     parent: parent.clone(),
+                    parent_key,
                     executable: executable.clone(),
                     instance: context.instance.clone(),
                     scope: r.common.scope,
@@ -313,14 +330,19 @@ impl Observer {
     fn exit<D: Disk>(&mut self, recorder: &mut Recorder<D>, r: &ExitRecord, tell: bool) {
         let context = self.context(&r.common);
         let process = self.processes.remove(r.common.tgid, r.common.start_boottime_ns);
+        let (executable, parent) = match process {
+            Some(p) => (p.executable, p.parent),
+            None => {
+                let known = self.processes.recall(r.common.tgid, r.common.start_boottime_ns);
+                let parent = self.parent_from_memory(&r.common).and_then(|(parent, _)| parent);
+                (known.map(|k| k.executable).unwrap_or_default().into(), parent)
+            }
+        };
         if !tell {
             return;
         }
         let mut payload = Payload::new();
-        payload.set_some(
-            "executable",
-            process.as_ref().map(|p| p.executable.as_ref()).filter(|e| !e.is_empty()),
-        );
+        payload.set_some("executable", Some(executable.as_ref()).filter(|e| !e.is_empty()));
         let (exit_code, signal) = ((r.exit_code >> 8) & 0xff, r.exit_code & 0x7f);
         let known_code = !r.common.lacks(missing::EXIT_CODE);
         if known_code && signal != 0 {
@@ -336,7 +358,6 @@ impl Observer {
         if !r.common.lacks(missing::RSS) && r.max_rss_bytes > 0 {
             payload.set("max_rss_bytes", r.max_rss_bytes);
         }
-        let parent = process.as_ref().and_then(|p| p.parent.clone());
         payload.set_some("parent_process_id", parent.as_deref());
         payload.set("join", context.join);
         let flags = names::missing_flags(r.common.missing);

@@ -1,5 +1,9 @@
 //! The process tree in bounded memory: names, parents and scopes of what runs now.
 
+mod memory;
+
+pub use memory::{ProcessMemory, Remembered};
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -17,6 +21,8 @@ pub struct Process {
     pub tgid: u32,
     pub start_ns: u64,
     pub parent: Option<Arc<str>>,
+    /// tgid and start of the parent, where it was seen to fork.
+    pub parent_key: (u32, u64),
     pub executable: Arc<str>,
     pub instance: Arc<Instance>,
     pub scope: u64,
@@ -37,6 +43,7 @@ pub struct ProcessTable {
     /// Insertion order, for eviction.
     order: VecDeque<(u32, u64)>,
     pub evicted: u64,
+    memory: Option<ProcessMemory>,
 }
 
 impl ProcessTable {
@@ -58,7 +65,32 @@ impl ProcessTable {
         self.by_tgid.get_mut(&tgid).filter(|p| start_ns == 0 || same_start(p.start_ns, start_ns))
     }
 
+    /// From now on what runs is remembered across a kill.
+    pub fn set_memory(&mut self, memory: ProcessMemory) {
+        self.memory = Some(memory);
+    }
+
+    /// What an earlier run of this boot knew of a process.
+    pub fn recall(&self, tgid: u32, start_ns: u64) -> Option<Remembered> {
+        self.memory.as_ref()?.recall(tgid, start_ns)
+    }
+
+    /// Changes a process of the table, and what is remembered of it.
+    pub fn update(
+        &mut self,
+        tgid: u32,
+        start_ns: u64,
+        change: impl FnOnce(&mut Process),
+    ) -> Option<&Process> {
+        let process =
+            self.by_tgid.get_mut(&tgid).filter(|p| start_ns == 0 || same_start(p.start_ns, start_ns))?;
+        change(process);
+        remember(&mut self.memory, process);
+        Some(process)
+    }
+
     pub fn insert(&mut self, process: Process) {
+        remember(&mut self.memory, &process);
         let key = (process.tgid, process.start_ns);
         if !process.told {
             self.waiting.push_back(key);
@@ -90,6 +122,7 @@ impl ProcessTable {
                 Some(p) if now_ns < p.forked_at_ns.saturating_add(FORK_PATIENCE_NS) => break,
                 Some(p) => {
                     p.told = true;
+                    remember(&mut self.memory, p);
                     due.push(p.clone());
                 }
                 None => {}
@@ -102,6 +135,18 @@ impl ProcessTable {
     pub fn next_due_ns(&self) -> Option<u64> {
         let (tgid, _) = self.waiting.front()?;
         Some(self.by_tgid.get(tgid).map_or(0, |p| p.forked_at_ns.saturating_add(FORK_PATIENCE_NS)))
+    }
+}
+
+fn remember(memory: &mut Option<ProcessMemory>, process: &Process) {
+    if let Some(memory) = memory {
+        let known = Remembered {
+            start_ns: process.start_ns,
+            parent: process.parent_key,
+            told: process.told,
+            executable: process.executable.to_string(),
+        };
+        memory.remember(process.tgid, &known);
     }
 }
 

@@ -51,15 +51,23 @@ fn seen(process: &procfs::process::Process) -> Option<Seen> {
 const PF_KTHREAD: u32 = 0x0020_0000;
 
 impl Observer {
-    /// Puts what runs now into the table. Processes that began after `told_until_ns` are told as `process.started`.
+    /// Puts what runs now into the table. What an earlier run of this boot has told is not told again; what it knew and
+    /// had not told is. Of the rest those are told that began after `told_until_ns`.
     pub fn seed<D: Disk>(&mut self, recorder: &mut Recorder<D>, told_until_ns: u64) {
         let seen = scan();
         for process in seen.values() {
             if self.processes.get(process.pid).is_some_and(|p| self.same(p, process)) {
                 continue;
             }
-            let entry = self.entry(process, &seen);
-            if process.start_ns > told_until_ns {
+            let known = self.processes.recall(process.pid, process.start_ns);
+            let mut entry = self.entry(process, &seen);
+            if let Some(known) = &known {
+                let (tgid, start) = known.parent;
+                entry.parent = (tgid != 0).then(|| self.ids.of(tgid, start).into());
+                entry.parent_key = known.parent;
+            }
+            let tell = known.map_or(process.start_ns > told_until_ns, |k| !k.told);
+            if tell {
                 self.started(recorder, &entry, process.start_ns, true);
             }
             self.processes.insert(entry);
@@ -76,7 +84,9 @@ impl Observer {
             None => self.sandboxes.own().clone(),
         };
         let parent = all.get(&seen.ppid).map(|p| Arc::from(self.ids.of(p.pid, p.start_ns)));
+        let parent_key = all.get(&seen.ppid).map_or((0, 0), |p| (p.pid, p.start_ns));
         Process {
+            parent_key,
             id: self.ids.of(seen.pid, seen.start_ns).into(),
             tgid: seen.pid,
             start_ns: seen.start_ns,

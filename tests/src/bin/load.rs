@@ -100,7 +100,7 @@ impl Maker {
             }
             Kind::ExecFails => {
                 self.exec(c"/nonexistent/activity-load-missing", status, &[]);
-                std::process::exit(status);
+                leave(status);
             }
             Kind::Thread => {
                 let status_text = status;
@@ -111,7 +111,7 @@ impl Maker {
             }
             _ => self.exec(&self.own, status, &[]),
         }
-        std::process::exit(98);
+        leave(98);
     }
 
     fn exec(&self, path: &CStr, status: i32, more: &[&CStr]) {
@@ -131,13 +131,13 @@ impl Maker {
                         std::thread::sleep(Duration::from_millis(1));
                         // The pipe stays open until exec closes it: its end tells that the exec happened.
                         self.exec(&self.own, status, &[]);
-                        std::process::exit(98);
+                        leave(98);
                     }
                     Ok(ForkResult::Parent { child }) => {
                         let _ = nix::unistd::write(&write, &child.as_raw().to_le_bytes());
-                        std::process::exit(0);
+                        leave(0);
                     }
-                    Err(_) => std::process::exit(97),
+                    Err(_) => leave(97),
                 }
             }
         };
@@ -164,16 +164,22 @@ impl Maker {
             ForkResult::Child => {
                 std::thread::spawn(move || {
                     std::thread::sleep(Duration::from_millis(2));
-                    std::process::exit(status);
+                    leave(status);
                 });
                 // SAFETY: exit(2) of this thread only; the other one ends the process.
                 unsafe { nix::libc::syscall(nix::libc::SYS_exit, 0) };
-                std::process::exit(96);
+                leave(96);
             }
         };
         let ended = wait(child)?;
         Ok(vec![Made { exec: false, argc: 0, ..made(Kind::LeaderFirst, child, getpid(), ended) }])
     }
+}
+
+/// Ends a forked child without the parent's buffers and exit handlers.
+fn leave(status: i32) -> ! {
+    // SAFETY: _exit(2) takes any status and does not return.
+    unsafe { nix::libc::_exit(status) }
 }
 
 fn exec(path: &CStr, status: i32, more: &[&CStr]) {
