@@ -381,14 +381,15 @@ fn alarms_of(open: &OpenBatch, checked: &Checked, fork: bool) -> Vec<ControlReco
             leaf_index: open.leaf_index,
             batch_hash: open.hash,
         });
-    } else {
-        // The lines of a fork repeat those of the stream; its own alarm says so once.
-        alarms.extend(checked.content.facts.conflicts.iter().map(|id| ControlRecord::Conflict {
+    } else if let Some(first) = checked.content.facts.conflicts.first() {
+        // One record a batch, since each is fsynced. A fork repeats the ids of its stream; its own alarm says so.
+        alarms.push(ControlRecord::Conflict {
             tenant: tenant.clone(),
             stream: open.stream.clone(),
             leaf_index: open.leaf_index,
-            event_id: *id,
-        }));
+            event_id: *first,
+            count: checked.content.facts.conflicts.len() as u64,
+        });
     }
     alarms
 }

@@ -48,12 +48,13 @@ pub enum ControlRecord {
         leaf_index: u64,
         batch_hash: Hash,
     },
-    /// An event id came again with other bytes.
+    /// Event ids of one batch came again with other bytes: the first of them, and how many there are.
     Conflict {
         tenant: TenantId,
         stream: StreamId,
         leaf_index: u64,
         event_id: Uuid,
+        count: u64,
     },
     /// Lines of one batch are reduced to their leaf hashes.
     Elided {
