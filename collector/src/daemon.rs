@@ -415,7 +415,7 @@ impl Daemon {
                     };
                     agent::handle(&mut parts, request);
                 }
-                Ok(Message::Uplink(from)) => self.from_uplink(from),
+                Ok(Message::Uplink(from)) => self.uplink_said(from),
                 Ok(Message::Stop) => self.stopping = true,
                 Err(_) => return false,
             }
@@ -423,7 +423,7 @@ impl Daemon {
         true
     }
 
-    fn from_uplink(&mut self, message: FromUplink) {
+    fn uplink_said(&mut self, message: FromUplink) {
         let spool = self.recorder.spool_mut();
         let done = match message {
             FromUplink::Released { epoch, class, number, receipt } => {

@@ -35,6 +35,9 @@ pub struct Observer {
     no_instance: Arc<Instance>,
 }
 
+/// A parent's id, and its tgid and start.
+type Parent = (Option<Arc<str>>, (u32, u64));
+
 /// Owned strings that a draft borrows.
 struct Context {
     instance: Arc<Instance>,
@@ -163,7 +166,7 @@ impl Observer {
     }
 
     /// Who forked a process that an earlier run of the collector saw forked.
-    fn parent_from_memory(&self, common: &Common) -> Option<(Option<Arc<str>>, (u32, u64))> {
+    fn parent_from_memory(&self, common: &Common) -> Option<Parent> {
         let known = self.processes.recall(common.tgid, common.start_boottime_ns)?;
         let (tgid, start) = known.parent;
         (tgid != 0).then(|| (Some(self.ids.of(tgid, start).into()), known.parent))

@@ -2,6 +2,8 @@
 //!
 //! Run through `cargo xtask test`, which builds the binaries first.
 
+#![allow(clippy::print_stdout, reason = "tells what was skipped")]
+
 use activity_tests::campaign;
 use activity_tests::truth::Comparison;
 

@@ -131,7 +131,7 @@ impl<D: Disk> StreamLog<D> {
 
     /// Appends one frame of lines. On error nothing was appended and no sequence was used.
     pub fn append(&mut self, lines: &[Line], cursors: &[RingCursor], now_ns: u64) -> io::Result<()> {
-        debug_assert!(lines.iter().map(|l| l.bytes.len()).sum::<usize>() < BATCH_RAW_BYTES_MAX as usize);
+        debug_assert!(lines.iter().map(|l| l.bytes.len() as u64).sum::<u64>() < BATCH_RAW_BYTES_MAX);
         self.ensure_segment()?;
         let bytes: Vec<Vec<u8>> = lines.iter().map(|l| l.bytes.clone()).collect();
         let mut frame = Vec::with_capacity(lines.iter().map(|l| l.bytes.len() + 4).sum::<usize>() + 64);

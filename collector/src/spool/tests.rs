@@ -1,4 +1,10 @@
 //! The spool against a model, on a disk that tears writes, forgets unsynced bytes and fills up.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "small numbers of tests"
+)]
 
 use std::collections::BTreeMap;
 use std::io;

@@ -8,11 +8,12 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 
-use crate::batch::{BATCH_RAW_BYTES_MAX, BatchHeader, HEADER_BYTES_MAX, HeaderError, SignedBatch};
+use crate::batch::{BatchHeader, HEADER_BYTES_MAX, HeaderError, SignedBatch};
 
 const SIGNATURE_BYTES: usize = 64;
 /// zstd's worst case for incompressible input adds less than this.
-const BODY_BYTES_MAX: usize = BATCH_RAW_BYTES_MAX as usize + 16 * 1024;
+const BODY_BYTES_MAX: usize = 1024 * 1024 + 16 * 1024;
+const _: () = assert!(BODY_BYTES_MAX as u64 > crate::batch::BATCH_RAW_BYTES_MAX);
 /// Longest frame, bytes.
 pub const FRAME_BYTES_MAX: usize = 4 + HEADER_BYTES_MAX + SIGNATURE_BYTES + 4 + BODY_BYTES_MAX;
 

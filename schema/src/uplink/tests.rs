@@ -1,6 +1,12 @@
 //! Generated action sequences: a lossy link between a crashing sender and a crashing receiver.
 //!
 //! The model outside both machines: `sealed` is what the collector made durable, `stored` what the gateway did.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "small numbers of tests"
+)]
 
 use std::collections::{BTreeMap, VecDeque};
 
