@@ -103,6 +103,9 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let enrolment = identity_dir.load()?;
     let names = names(config, enrolment.as_ref())?;
     let mut daemon = Daemon::start(config, &names)?;
+    if let Err(error) = crate::privilege::drop_after_attach() {
+        tracing::warn!(%error, "capabilities could not be dropped");
+    }
     let (sender, mailbox_out) = mpsc::sync_channel(QUEUE_MAX);
     let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
     let mailbox = Mailbox { sender, wake: wake.clone() };

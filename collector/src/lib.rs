@@ -9,6 +9,7 @@ pub mod daemon;
 pub mod identity;
 pub mod kernel;
 pub mod observe;
+pub mod privilege;
 pub mod process;
 pub mod recorder;
 pub mod redact;

@@ -26,7 +26,7 @@ pub fn is_secret(text: &str) -> bool {
     if text.contains("-----BEGIN ") && text.contains("PRIVATE KEY") {
         return true;
     }
-    let token_byte = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | '+' | '=');
+    let token_byte = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/' | '+');
     text.split(|c: char| !token_byte(c))
         .any(|word| TOKENS.iter().any(|(prefix, len)| word.starts_with(prefix) && word.len() >= *len))
         || has_bearer(text)
@@ -61,7 +61,7 @@ mod tests {
     fn credentials_are_seen_and_names_are_not() {
         for secret in [
             "ghp_0123456789abcdefghijABCDEFGHIJ012345",
-            "key=sk-ant-REDACTED",
+            "key=sk-proj-0123456789abcdefghij",
             "Authorization: Bearer abcdefghijklmnop1234",
             "https://user:hunter2@example.org/x",
             "-----BEGIN OPENSSH PRIVATE KEY-----",
