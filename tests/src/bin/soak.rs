@@ -2,9 +2,9 @@
 //! `docs/bench/history.jsonl`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
+use activity_tests::bench::history;
 use activity_tests::campaign;
 use activity_tests::truth::Comparison;
 use anyhow::ensure;
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         "result": match &result { Ok(value) => value.clone(), Err(error) => json!(format!("{error:#}")) },
     });
     println!("{record}");
-    if let Err(error) = append(record) {
+    if let Err(error) = history::append(record) {
         eprintln!("soak: the result was not kept: {error:#}");
     }
     if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -83,21 +83,4 @@ fn repeat(times: u32, campaign: impl Fn(u32) -> anyhow::Result<Comparison>) -> a
         all.push(found);
     }
     Ok(serde_json::to_value(all)?)
-}
-
-/// The history stands in the checkout that the campaign was built from.
-fn append(mut record: Value) -> anyhow::Result<()> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let commit =
-        std::process::Command::new("git").arg("-C").arg(&root).args(["rev-parse", "HEAD"]).output()?;
-    record["commit"] = json!(String::from_utf8(commit.stdout)?.trim());
-    record["host"] = json!({
-        "kernel": std::fs::read_to_string("/proc/sys/kernel/osrelease")?.trim(),
-        "cpus": std::thread::available_parallelism()?.get(),
-    });
-    let path = root.join("docs/bench/history.jsonl");
-    std::fs::create_dir_all(root.join("docs/bench"))?;
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
-    writeln!(file, "{record}")?;
-    Ok(())
 }
