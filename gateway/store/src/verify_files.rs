@@ -113,6 +113,8 @@ pub(crate) fn check_commit_files(
     // Newest first, as each says how far the one before it counts.
     let mut counted = BTreeMap::new();
     let mut scanned = Vec::new();
+    // A file between a good one and the one that it follows was abandoned before anything in it counted.
+    let mut follows: Option<(u64, u64)> = None;
     for name in files.iter().filter(|name| name.starts_with("commit/")).rev() {
         steps.file(name);
         let bytes = match env.storage.read(&dir.join(name)) {
@@ -122,6 +124,13 @@ pub(crate) fn check_commit_files(
                 continue;
             }
         };
+        let passed_over = follows.is_some_and(|(before, good)| {
+            number_of(name).is_some_and(|number| before < number && number < good)
+        });
+        if passed_over && !holds_logged(&bytes, tenants) {
+            findings.unfinished(name, "abandoned before anything in it was acknowledged");
+            continue;
+        }
         if !commit::Header::is_intact(&bytes) {
             // As recovery judges it: with no good file after it and no batch in a log, nobody was told of it.
             let unborn =
@@ -136,6 +145,7 @@ pub(crate) fn check_commit_files(
         match CommitFile::scan(bytes, counted.get(&number).copied()) {
             Ok(file) if file.header.number == number => {
                 counted.insert(file.header.previous, file.header.previous_len);
+                follows = Some((file.header.previous, number));
                 scanned.push((name, file));
             }
             Ok(_) => findings.damage(name, None, None, "the file is under another's name"),
