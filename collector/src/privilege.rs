@@ -1,12 +1,11 @@
-//! Least privilege after attach: what parses, spools and sends keeps two capabilities at the most.
+//! Least privilege after attach: what parses, spools and sends keeps one capability at the most.
 //!
-//! The programs, maps and links are open by then. Left over is `CAP_BPF`, for loss counters and the scope map (before
-//! 5.19, or with `kernel.unprivileged_bpf_disabled`, the kernel asks for it on every call), and `CAP_SYS_PTRACE`, to
-//! translate pids of a container's namespace (`/proc/<pid>/ns/pid`). See capabilities(7).
+//! The programs, maps and links are open by then. Left over is `CAP_BPF`, for loss counters and the scope map: before
+//! 5.19, or with `kernel.unprivileged_bpf_disabled`, the kernel asks for it on every call. See capabilities(7).
 
 use caps::{CapSet, Capability, CapsHashSet};
 
-const KEPT: [Capability; 2] = [Capability::CAP_BPF, Capability::CAP_SYS_PTRACE];
+const KEPT: [Capability; 1] = [Capability::CAP_BPF];
 
 /// Drops everything else of the calling thread, for threads that it starts from now on, and for ever: the bounding
 /// set too, and no program that is executed can gain anything.

@@ -328,19 +328,21 @@ fn descends_from(pid: u32, ancestor: u32) -> bool {
     std::iter::successors(Some(pid), |pid| parent_of(*pid)).take(ANCESTORS_MAX).any(|p| p == ancestor)
 }
 
-/// Translates a pid that the peer knows into ours (pid_namespaces(7)).
+/// Translates a pid that the peer knows into ours (pid_namespaces(7)). `NSpid` of `/proc/<pid>/status` has one entry a
+/// level: a peer with one is in the namespace of our procfs; below that, the process is looked for among the peer's
+/// own descendants, the only ones that it may claim.
 fn pid_in_our_namespace(peer: u32, pid: u32) -> Option<u32> {
-    let namespace = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
-    let theirs = namespace(peer)?;
-    if namespace(std::process::id()).as_ref() == Some(&theirs) {
+    let levels = |process: &procfs::process::Process| process.status().ok()?.nspid;
+    let own = levels(&procfs::process::Process::new(i32::try_from(peer).ok()?).ok()?)?;
+    if own.len() <= 1 {
         return Some(pid);
     }
     let wanted = i32::try_from(pid).ok()?;
     procfs::process::all_processes().ok()?.flatten().find_map(|process| {
-        let status = process.status().ok()?;
-        let found = status.nspid?.last() == Some(&wanted);
-        let pid = u32::try_from(process.pid()).ok()?;
-        (found && namespace(pid).as_ref() == Some(&theirs)).then_some(pid)
+        let found = levels(&process)?;
+        let candidate = u32::try_from(process.pid()).ok()?;
+        let same = found.len() == own.len() && found.last() == Some(&wanted);
+        (same && descends_from(candidate, peer)).then_some(candidate)
     })
 }
 
