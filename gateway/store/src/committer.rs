@@ -111,7 +111,7 @@ impl<'a> Committer<'a> {
         let batches: u64 = group.values().map(|g: &InGroup| g.placed.len() as u64).sum();
         let written = if batches == 0 { Ok(()) } else { self.write(&mut frames, batches) };
         match &written {
-            Ok(()) => group.into_values().for_each(|g| self.apply(g)),
+            Ok(()) => self.alarm(group.into_values().flat_map(|g| self.apply(g)).collect()),
             Err(error) => {
                 self.shared.metrics.commit_failures.add(1);
                 tracing::error!(%error, batches, "a group of batches is not durable and is not acknowledged");
@@ -313,11 +313,11 @@ impl<'a> Committer<'a> {
         Ok(sections)
     }
 
-    /// The group is durable: make it visible.
-    fn apply(&self, group: InGroup) {
+    /// The group is durable: make it visible. Returns what the control journal must know.
+    fn apply(&self, group: InGroup) -> Vec<ControlRecord> {
         let leaves: Vec<Hash> = group.placed.iter().map(|p| p.leaf).collect();
         if leaves.is_empty() {
-            return;
+            return Vec::new();
         }
         let log_size = {
             let mut log = group.tenant.log.lock();
@@ -347,12 +347,15 @@ impl<'a> Committer<'a> {
             stream.admit(&open, &checked.header, fork);
             state.open.insert(open.leaf_index, Arc::new(open));
         }
-        drop(state);
-        for alarm in alarms {
-            if let Err(error) = self.shared.record_control(alarm) {
-                // The batch itself carries the flag; the journal has it again after the next start.
-                tracing::error!(%error, "an alarm is not in the control journal");
-            }
+        alarms
+    }
+
+    /// A group's alarms, with one fsync.
+    fn alarm(&self, alarms: Vec<ControlRecord>) {
+        let count = alarms.len();
+        if let Err(error) = self.shared.record_control(alarms) {
+            // A forked batch itself carries the flag.
+            tracing::error!(%error, count, "alarms are not in the control journal");
         }
     }
 
@@ -382,7 +385,7 @@ fn alarms_of(open: &OpenBatch, checked: &Checked, fork: bool) -> Vec<ControlReco
             batch_hash: open.hash,
         });
     } else if let Some(first) = checked.content.facts.conflicts.first() {
-        // One record a batch, since each is fsynced. A fork repeats the ids of its stream; its own alarm says so.
+        // One record a batch. A fork repeats the ids of its stream; its own alarm says so.
         alarms.push(ControlRecord::Conflict {
             tenant: tenant.clone(),
             stream: open.stream.clone(),

@@ -74,6 +74,10 @@ pub enum ControlRecord {
     Recovered {
         findings: Vec<String>,
     },
+    /// The store was closed with every end as the statement beside the journal says (see `closing`).
+    Closed,
+    /// The store was opened after a clean close: the statement no longer holds.
+    Opened,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -160,8 +164,19 @@ pub(crate) struct ControlJournal {
     name_synced: bool,
     next_sequence: u64,
     last_hash: Hash,
+    /// The last record is [`ControlRecord::Closed`].
+    closed: bool,
     enrolments: Vec<Enrolment>,
     revocations: Vec<Revocation>,
+}
+
+/// Records in their places, not yet written.
+pub(crate) struct Framed {
+    records: Vec<ControlRecord>,
+    bytes: Vec<u8>,
+    /// Sequence and hash of the last of them.
+    pub sequence: u64,
+    pub hash: Hash,
 }
 
 /// What was found in the journal's files.
@@ -279,6 +294,7 @@ impl ControlJournal {
             name_synced: false,
             next_sequence: sequence + 1,
             last_hash,
+            closed: false,
             enrolments: Vec::new(),
             revocations: Vec::new(),
         };
@@ -288,52 +304,82 @@ impl ControlJournal {
         journal
     }
 
+    /// Appends records with one fsync. What follows a clean close begins with [`ControlRecord::Opened`].
     pub(crate) fn append(
         &mut self,
         env: &Env,
         signer: &Signer,
-        record: ControlRecord,
+        mut records: Vec<ControlRecord>,
     ) -> Result<(), ControlError> {
-        let entry = Entry {
-            at: env.now(),
-            previous: self.last_hash,
-            record,
-            sequence: self.next_sequence,
-            version: VERSION,
-        };
-        let json = serde_json::to_vec(&entry)?;
-        if json.len() > RECORD_BYTES_MAX {
-            return Err(ControlError::TooLong(json.len()));
+        if records.is_empty() {
+            return Ok(());
         }
-        let mut payload = signer.sign(Purpose::Manifest, &[DOMAIN, &json].concat()).to_vec();
-        payload.extend_from_slice(&json);
-        let mut frame = Vec::new();
-        put_frame(&mut frame, Kind::Control, &payload);
+        if self.closed && records[0] != ControlRecord::Opened {
+            records.insert(0, ControlRecord::Opened);
+        }
+        let framed = self.frame(env, signer, records)?;
+        self.write(env, framed)
+    }
+
+    /// Gives records their places at the end of the journal.
+    pub(crate) fn frame(
+        &self,
+        env: &Env,
+        signer: &Signer,
+        records: Vec<ControlRecord>,
+    ) -> Result<Framed, ControlError> {
+        let (mut bytes, mut hash, mut sequence) = (Vec::new(), self.last_hash, self.next_sequence - 1);
+        let mut framed = Vec::with_capacity(records.len());
+        for record in records {
+            sequence += 1;
+            let entry = Entry { at: env.now(), previous: hash, record, sequence, version: VERSION };
+            let json = serde_json::to_vec(&entry)?;
+            if json.len() > RECORD_BYTES_MAX {
+                return Err(ControlError::TooLong(json.len()));
+            }
+            let mut payload = signer.sign(Purpose::Manifest, &[DOMAIN, &json].concat()).to_vec();
+            payload.extend_from_slice(&json);
+            put_frame(&mut bytes, Kind::Control, &payload);
+            hash = Hash::of(&[&payload]);
+            framed.push(entry.record);
+        }
+        Ok(Framed { records: framed, bytes, sequence, hash })
+    }
+
+    /// Makes framed records durable; nothing may have been appended since they were framed.
+    pub(crate) fn write(&mut self, env: &Env, framed: Framed) -> Result<(), ControlError> {
+        debug_assert_eq!(framed.sequence + 1, self.next_sequence + framed.records.len() as u64);
         if !self.usable || self.len > FILE_BYTES_MAX {
             (self.file, self.len, self.name_synced) = (self.next_sequence, 0, false);
         }
         let path = self.dir.join(numbered_name(self.file, "log"));
-        if let Err(source) = self.write(env, &path, &frame) {
+        if let Err(source) = self.write_frames(env, &path, &framed.bytes) {
             // What may have been written is cut off; if that fails too, the file is left for a new one.
             self.usable =
                 env.storage.truncate(&path, self.len).and_then(|()| env.storage.sync(&path)).is_ok();
             return Err(ControlError::Io { path, source });
         }
         (self.usable, self.name_synced) = (true, true);
-        self.len += frame.len() as u64;
-        self.last_hash = Hash::of(&[&payload]);
-        self.next_sequence += 1;
-        self.note(&entry.record);
+        self.len += framed.bytes.len() as u64;
+        self.last_hash = framed.hash;
+        self.next_sequence = framed.sequence + 1;
+        framed.records.iter().for_each(|record| self.note(record));
         Ok(())
     }
 
-    fn write(&self, env: &Env, path: &Path, frame: &[u8]) -> io::Result<()> {
-        env.storage.write_at(path, self.len, frame)?;
+    /// Whether the last record says that the store was closed.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    fn write_frames(&self, env: &Env, path: &Path, frames: &[u8]) -> io::Result<()> {
+        env.storage.write_at(path, self.len, frames)?;
         env.storage.sync(path)?;
         if self.name_synced { Ok(()) } else { env.storage.sync_dir(&self.dir) }
     }
 
     fn note(&mut self, record: &ControlRecord) {
+        self.closed = *record == ControlRecord::Closed;
         match record {
             ControlRecord::Enrolled(enrolment) => {
                 self.enrolments.retain(|e| {

@@ -116,12 +116,12 @@ impl Store {
         let id = SectionId { retention, day };
         let targets = shared.lines_of_section(&tenant, id);
         let report = shared.elide_lines(&tenant, &targets, reason)?;
-        shared.record_control(ControlRecord::KeyErased {
+        shared.record_control(vec![ControlRecord::KeyErased {
             tenant: tenant.id.clone(),
             retention: retention.to_string(),
             day: day_text(day),
             reason: reason.to_owned(),
-        })?;
+        }])?;
         tenant.keys.erase(id)?;
         Ok(report)
     }
@@ -197,14 +197,13 @@ impl Shared {
         targets: &Targets,
         reason: &str,
     ) -> Result<ElideReport, ElideError> {
-        for (leaf_index, positions) in targets {
-            self.record_control(ControlRecord::Elided {
-                tenant: tenant.id.clone(),
-                leaf_index: *leaf_index,
-                positions: positions.iter().copied().collect(),
-                reason: reason.to_owned(),
-            })?;
-        }
+        let records = targets.iter().map(|(leaf_index, positions)| ControlRecord::Elided {
+            tenant: tenant.id.clone(),
+            leaf_index: *leaf_index,
+            positions: positions.iter().copied().collect(),
+            reason: reason.to_owned(),
+        });
+        self.record_control(records.collect())?;
         let segments: Vec<SegmentMeta> = tenant.state.read().segments.values().copied().collect();
         let mut report = ElideReport::default();
         for meta in segments {

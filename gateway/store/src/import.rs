@@ -123,12 +123,12 @@ impl Store {
             importer.store(shared, &mut report)?;
             if importer.next_number > 1 {
                 report.streams.push(importer.stream.clone());
-                shared.record_control(ControlRecord::Imported(Import {
+                shared.record_control(vec![ControlRecord::Imported(Import {
                     tenant: tenant.id.clone(),
                     stream: importer.stream.clone(),
                     stored: importer.stored,
                     refused: report.refused,
-                }))?;
+                })])?;
             }
         }
         Ok(report)

@@ -7,6 +7,7 @@
 //! tenants/<tenant>/segments sealed batches (see `segment`, `block`)
 //! tenants/<tenant>/log      Merkle log: origin, leaves, checkpoints (see `log`)
 //! control/<n>.log           control journal (see `control`)
+//! closed                    how every file ended, of a store that was closed cleanly (see `closing`)
 //! index/                    sled; only what can be rebuilt (see `index`)
 //! lock                      held by the process that writes
 //! ```
@@ -19,6 +20,7 @@ mod aead;
 mod block;
 mod block_entry;
 mod check;
+mod closing;
 mod commit;
 mod committer;
 mod conflicts;

@@ -7,7 +7,9 @@
 //! ```
 //!
 //! A leaf is written after its batch is fsynced in the commit log, and is itself made durable before a checkpoint
-//! speaks of it and before its commit file goes. So a leaf without a batch is damage, never an accident.
+//! speaks of it and before its commit file goes. So a leaf without a batch is damage, never an accident. The first
+//! checkpoint, of the empty log, is durable before the tenant's first batch is acknowledged: leaves without any
+//! checkpoint are damage too.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -35,6 +37,8 @@ pub(crate) struct TenantLog {
     names_synced: bool,
     checkpoints_len: u64,
     latest: Option<String>,
+    /// The log had leaves and no checkpoint when it was opened: somebody took the checkpoints away.
+    pub checkpoints_lost: bool,
 }
 
 impl TenantLog {
@@ -56,6 +60,7 @@ impl TenantLog {
             unsynced: true,
             names_synced: false,
             checkpoints_len: whole as u64,
+            checkpoints_lost: latest.is_none() && !leaves.is_empty(),
             latest,
         };
         leaves.iter().for_each(|leaf| {
@@ -120,10 +125,21 @@ impl TenantLog {
         Ok(())
     }
 
+    /// Makes the checkpoint of the empty log durable when there is none at all.
+    pub(crate) fn begin(&mut self, env: &Env, signer: &Signer) -> io::Result<()> {
+        if self.latest.is_some() {
+            return Ok(());
+        }
+        self.put_note(env, signer, 0, Frontier::default().root()).map(drop)
+    }
+
     pub(crate) fn checkpoint(&mut self, env: &Env, signer: &Signer) -> io::Result<String> {
         self.sync(env)?;
-        let root = self.frontier.root();
-        let note = Checkpoint { origin: self.origin.clone(), size: self.frontier.size(), root }.sign(signer);
+        self.put_note(env, signer, self.frontier.size(), self.frontier.root())
+    }
+
+    fn put_note(&mut self, env: &Env, signer: &Signer, size: u64, root: Hash) -> io::Result<String> {
+        let note = Checkpoint { origin: self.origin.clone(), size, root }.sign(signer);
         let path = self.dir.join("checkpoints");
         env.storage.write_at(&path, self.checkpoints_len, note.as_bytes())?;
         env.storage.sync(&path)?;

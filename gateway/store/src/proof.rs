@@ -19,7 +19,7 @@ impl Store {
     /// The newest signed checkpoint; the first is made when there is none.
     pub fn checkpoint(&self, tenant: &TenantId) -> Option<String> {
         let tenant = self.shared().tenant(tenant)?;
-        self.shared().checkpoint_of(&tenant, 0)
+        self.shared().checkpoint_of(&tenant, None)
     }
 
     /// Proof that an event is in the log. `None` when it is not stored, or its line is gone.
@@ -49,10 +49,12 @@ impl Shared {
         result.inspect_err(|error| tracing::error!(%error, "the log's leaves do not read")).ok()
     }
 
-    /// A checkpoint over more than `leaf` leaves. A reader has only those that were written.
-    fn checkpoint_of(&self, tenant: &Tenant, leaf: u64) -> Option<String> {
+    /// The newest checkpoint, of more than the empty log when it is not, and that covers `leaf` when one is given. A
+    /// reader has only those that were written.
+    fn checkpoint_of(&self, tenant: &Tenant, leaf: Option<u64>) -> Option<String> {
         let mut log = tenant.log.lock();
-        let covers = |note: &str| Checkpoint::parse(note).is_ok_and(|c| c.size > leaf || leaf == 0);
+        let size_min = leaf.map_or(log.size().min(1), |leaf| leaf + 1);
+        let covers = |note: &str| Checkpoint::parse(note).is_ok_and(|c| c.size >= size_min);
         if let Some(note) = log.latest().filter(|note| covers(note)) {
             return Some(note.clone());
         }
@@ -121,7 +123,7 @@ impl Shared {
     fn prove(&self, tenant: &Tenant, batch: &StoredBatch, position: usize) -> Option<EventProof> {
         let StoredLine::Line(line) = batch.line(position)? else { return None };
         let line_path = merkle::inclusion_proof(&batch.leaves()?, position)?;
-        let checkpoint = self.checkpoint_of(tenant, batch.leaf_index)?;
+        let checkpoint = self.checkpoint_of(tenant, Some(batch.leaf_index))?;
         let size = usize::try_from(Checkpoint::parse(&checkpoint).ok()?.size).ok()?;
         let leaves = self.leaves(tenant)?;
         let log_path = merkle::inclusion_proof(leaves.get(..size)?, usize::try_from(batch.leaf_index).ok()?)?;

@@ -342,6 +342,12 @@ impl Recovery<'_> {
     fn logs(&mut self) -> Result<(), OpenError> {
         for tenant in self.shared.all_tenants() {
             let stored = self.stored.remove(&tenant.id).unwrap_or_default();
+            if tenant.log.lock().checkpoints_lost {
+                self.found(format!(
+                    "tenants/{}/log/checkpoints: no checkpoint, though batches were acknowledged",
+                    tenant.id
+                ));
+            }
             let dir = tenant.dir.join("log");
             let io = |source| OpenError::Io { path: dir.clone(), source };
             if !self.shared.read_only {
@@ -407,7 +413,15 @@ impl Shared {
         if let Some(tenant) = tenants.get(id) {
             return Ok(Arc::clone(tenant));
         }
-        let tenant = Arc::new(open_tenant(&self.env, &self.config.dir, id, &self.keyring, self.read_only)?);
+        let tenant = open_tenant(&self.env, &self.config.dir, id, &self.keyring, self.read_only)?;
+        if !self.read_only {
+            let begun = tenant.log.lock().begin(&self.env, &self.signer);
+            begun.map_err(|source| OpenError::Io {
+                path: tenant.dir.join("log").join("checkpoints"),
+                source,
+            })?;
+        }
+        let tenant = Arc::new(tenant);
         tenants.insert(id.clone(), Arc::clone(&tenant));
         Ok(tenant)
     }

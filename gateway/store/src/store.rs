@@ -16,6 +16,7 @@ use nix::fcntl::{Flock, FlockArg};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 
+use crate::closing::{self, Ends};
 use crate::conflicts::RecentIds;
 use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal};
 use crate::env::Env;
@@ -137,11 +138,12 @@ impl Shared {
         self.tenants.read().values().cloned().collect()
     }
 
-    pub(crate) fn record_control(&self, record: ControlRecord) -> Result<(), ControlError> {
+    /// Appends records to the control journal with one fsync.
+    pub(crate) fn record_control(&self, records: Vec<ControlRecord>) -> Result<(), ControlError> {
         if self.read_only {
             return Err(ControlError::ReadOnly);
         }
-        self.control.lock().append(&self.env, &self.signer, record)
+        self.control.lock().append(&self.env, &self.signer, records)
     }
 
     pub(crate) fn coverage(&self, tenant: &Tenant, query: &CoverageQuery) -> CoverageReport {
@@ -200,10 +202,16 @@ impl Store {
         for name in ["commit", "tenants", "control"] {
             make_dir_all(&env, &config.dir.join(name))?;
         }
-        let shared = Arc::new(assemble(config, env, keyring, index, signer, meta, false)?);
-        let Recovered { writer, ended, findings } = recover(&shared)?;
+        let (shared, mut findings) = assemble(config, env, keyring, index, signer, meta, false)?;
+        let shared = Arc::new(shared);
+        if shared.control.lock().is_closed() {
+            shared.record_control(vec![ControlRecord::Opened])?;
+        }
+        closing::clear(&shared.env, &shared.config.dir);
+        let Recovered { writer, ended, findings: found } = recover(&shared)?;
+        findings.extend(found);
         if !findings.is_empty() {
-            shared.record_control(ControlRecord::Recovered { findings: findings.clone() })?;
+            shared.record_control(vec![ControlRecord::Recovered { findings: findings.clone() }])?;
         }
         shared.findings.lock().extend(findings);
         let threads = Threads::start(&shared, writer, ended).map_err(OpenError::Thread)?;
@@ -221,7 +229,8 @@ impl Store {
         let signer = Signer::from_seed(&keyring.gateway_seed()?.0);
         let meta = read_meta(&env, dir)?.ok_or_else(|| OpenError::Absent(dir.to_owned()))?;
         let config = StoreConfig { dir: dir.to_owned(), ..StoreConfig::default() };
-        let shared = Arc::new(assemble(config, env, keyring, Index::memory(), signer, meta, true)?);
+        let (shared, _) = assemble(config, env, keyring, Index::memory(), signer, meta, true)?;
+        let shared = Arc::new(shared);
         let findings = recover(&shared)?.findings;
         shared.findings.lock().extend(findings);
         Ok(Store { inner: Arc::new(Inner { shared, threads: Mutex::new(None), _lock: None }) })
@@ -292,7 +301,7 @@ impl Store {
 
     /// Appends a record to the control journal; durable on return.
     pub fn record_control(&self, record: ControlRecord) -> Result<(), ControlError> {
-        self.shared().record_control(record)
+        self.shared().record_control(vec![record])
     }
 
     /// Enrolments in force.
@@ -367,7 +376,8 @@ impl Store {
         }
     }
 
-    /// Refuses new batches, commits what was accepted, writes last checkpoints and stops the threads.
+    /// Refuses new batches, commits what was accepted, stops the threads, writes last checkpoints and states how every
+    /// file ended.
     pub fn close(&self) {
         if let Some(threads) = self.inner.threads.lock().take() {
             threads.stop(&self.inner.shared);
@@ -380,6 +390,7 @@ impl Store {
     }
 }
 
+/// Reads the journal and puts the parts together; also returns what was changed since a clean close.
 fn assemble(
     config: StoreConfig,
     env: Env,
@@ -388,18 +399,24 @@ fn assemble(
     signer: Signer,
     meta: Meta,
     read_only: bool,
-) -> Result<Shared, OpenError> {
+) -> Result<(Shared, Vec<String>), OpenError> {
     let control_dir = config.dir.join("control");
     let scan = scan_journal(&env, &control_dir, meta.gateway_key)
         .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     for finding in &scan.findings {
         tracing::warn!(finding, "control journal");
     }
+    let mut changed = Vec::new();
     if !read_only {
+        // Before anything is repaired: afterwards the change would not show.
+        let ends = closing::judge(&env, &config.dir, meta.gateway_key, Some(&meta.store_id), &scan);
+        if let Ends::Changed(files) = ends {
+            changed.extend(files.into_iter().map(|(file, what)| format!("{file}: {what}")));
+        }
         cut_tails(&env, &control_dir, &scan)
             .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     }
-    Ok(Shared {
+    let shared = Shared {
         control: Mutex::new(ControlJournal::from_scan(control_dir, &scan)),
         env,
         config,
@@ -417,7 +434,8 @@ fn assemble(
         findings: Mutex::new(scan.findings),
         sealing_fails: AtomicBool::new(false),
         maintenance: Mutex::new(()),
-    })
+    };
+    Ok((shared, changed))
 }
 
 fn make_dir_all(env: &Env, dir: &Path) -> Result<(), OpenError> {

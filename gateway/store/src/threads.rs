@@ -47,17 +47,21 @@ impl Threads {
         })
     }
 
-    /// Drains and joins. What was accepted is durable afterwards.
+    /// Drains and joins. What was accepted is durable afterwards, and the ends of all files are stated.
     pub(crate) fn stop(self, shared: &Shared) {
         shared.queue.stop();
         // The committer drops the sealer's channel; the sealer ends when it has done what it was given.
-        let _ = self.committer.join();
-        let _ = self.sealer.join();
+        let mut clean = self.committer.join().is_ok();
+        clean &= self.sealer.join().is_ok();
         let _ = self.stop_checkpoints.send(());
-        let _ = self.checkpointer.join();
-        checkpoint_all(shared);
+        clean &= self.checkpointer.join().is_ok();
+        clean &= checkpoint_all(shared);
         crate::snapshot::save_coverage(shared);
         shared.index.flush();
+        if clean && let Err(error) = crate::closing::close(shared) {
+            let source = std::error::Error::source(&error).map(ToString::to_string);
+            tracing::error!(%error, source, "the store is closed, but its ends are not provable");
+        }
     }
 }
 
@@ -111,11 +115,14 @@ fn checkpoint_loop(shared: &Shared, stopped: &Receiver<()>) {
     }
 }
 
-/// A checkpoint of every tenant's log.
-pub(crate) fn checkpoint_all(shared: &Shared) {
+/// A checkpoint of every tenant's log; whether all are durable.
+pub(crate) fn checkpoint_all(shared: &Shared) -> bool {
+    let mut all = true;
     for tenant in shared.all_tenants() {
         if let Err(error) = tenant.log.lock().checkpoint(&shared.env, &shared.signer) {
             tracing::error!(%error, tenant = %tenant.id, "no checkpoint; the next one covers it");
+            all = false;
         }
     }
+    all
 }

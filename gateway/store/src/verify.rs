@@ -2,8 +2,8 @@
 //!
 //! Of every batch: signature of an enrolled key, hash, Merkle root over the lines, receipt, place in the log, chain of
 //! its stream. Of every tenant: leaves, checkpoints, consistency with a checkpoint kept from before. Of the store:
-//! signed `meta.json`, control journal chain, every frame of every file. Damage is named by file and batch; what
-//! cannot be proven from the store alone is said.
+//! signed `meta.json`, control journal chain, every frame of every file, and after a clean close how far each file
+//! reached. Damage is named by file and batch; what cannot be proven from the store alone is said.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,8 @@ use activity_schema::checkpoint::Checkpoint;
 use activity_schema::ids::{CollectorId, Epoch, TenantId};
 use activity_schema::keys::{KeyId, PublicKey};
 
-use crate::control::{ControlRecord, scan_journal};
+use crate::closing::{self, Ends};
+use crate::control::{ControlRecord, JournalScan, scan_journal};
 use crate::env::Env;
 use crate::keyring::{FileKeyring, Keyring};
 use crate::store::read_meta;
@@ -49,6 +50,9 @@ pub(crate) fn list_files(env: &Env, dir: &Path) -> Vec<String> {
             let base = format!("tenants/{tenant}/{sub}");
             files.extend(list(&base).iter().map(|name| format!("{base}/{name}")));
         }
+    }
+    if env.storage.len(&dir.join(closing::NAME)).is_ok() {
+        files.push(closing::NAME.to_owned());
     }
     files.retain(|name| !name.ends_with(".tmp"));
     files
@@ -196,6 +200,9 @@ fn check_rest(
     findings: &mut Findings,
 ) {
     let (enrolled, erased) = check_control(env, dir, key, files, steps, findings);
+    if files.iter().any(|name| name == closing::NAME) {
+        steps.file(closing::NAME);
+    }
     let mut ids: Vec<TenantId> = Vec::new();
     for name in files {
         if let Some(id) = name.strip_prefix("tenants/").and_then(|rest| rest.split('/').next())
@@ -230,6 +237,9 @@ fn check_rest(
         tenant.finish(own, findings);
     }
     match kept {
+        None if findings.report.closed_at.is_some() => findings.not_established(
+            "tail not provable: the ends are as the gateway stated them when it closed the store, but a return of the whole store to an earlier state leaves no trace without a checkpoint kept from before; give one with --checkpoint",
+        ),
         None => findings.not_established(
             "tail not provable: without a checkpoint kept from before, batches removed from the end together with their leaves and checkpoints leave no trace; give one with --checkpoint",
         ),
@@ -260,6 +270,7 @@ fn check_control(
             return (enrolled, erased);
         }
     };
+    check_ends(env, dir, key, &scan, findings);
     for finding in scan.findings {
         let (file, what) = finding.split_once(": ").unwrap_or(("control", &finding));
         if what.ends_with("are no record") {
@@ -279,6 +290,22 @@ fn check_control(
             _ => {}
         }
     }
-    findings.not_established("control journal: records removed from its end leave no trace in the store");
     (enrolled, erased)
+}
+
+/// How the store was closed, and whether it is still so.
+fn check_ends(env: &Env, dir: &Path, key: PublicKey, scan: &JournalScan, findings: &mut Findings) {
+    match closing::judge(env, dir, key, findings.report.store_id.as_deref(), scan) {
+        Ends::AsStated(at) => findings.report.closed_at = Some(at),
+        Ends::Open => findings.not_established(
+            "not closed cleanly (a gateway runs on it, or it crashed): ends not provable; records removed from the control journal's end leave no trace in the store",
+        ),
+        Ends::Changed(files) => {
+            for (file, what) in files {
+                let tenant = file.strip_prefix("tenants/").and_then(|rest| rest.split('/').next());
+                let tenant = tenant.and_then(|id| TenantId::new(id).ok());
+                findings.damage(&file, tenant.as_ref(), None, what);
+            }
+        }
+    }
 }

@@ -125,9 +125,10 @@ pub(crate) fn check_commit_files(
                 continue;
             }
         };
-        let passed_over = follows.is_some_and(|(before, good)| {
-            number_of(name).is_some_and(|number| before < number && number < good)
-        });
+        let passed_over = name.ends_with(".log")
+            && follows.is_some_and(|(before, good)| {
+                number_of(name).is_some_and(|number| before < number && number < good)
+            });
         if passed_over {
             findings.unfinished(name, "abandoned before anything in it was acknowledged");
             continue;

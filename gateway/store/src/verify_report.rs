@@ -1,7 +1,7 @@
 //! What verification found.
 
-use activity_schema::Hash;
 use activity_schema::ids::TenantId;
+use activity_schema::{Hash, Timestamp};
 use serde::Serialize;
 
 /// How far verification has come.
@@ -59,6 +59,8 @@ pub struct VerifyReport {
     pub ok: bool,
     pub store_id: Option<String>,
     pub gateway_key: Option<String>,
+    /// When the store was closed cleanly, and every file still ends as it did then.
+    pub closed_at: Option<Timestamp>,
     pub files: u64,
     pub control_records: u64,
     pub tenants: Vec<TenantVerified>,

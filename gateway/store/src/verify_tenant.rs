@@ -378,8 +378,9 @@ impl<'a> TenantCheck<'a> {
         if rest > 0 {
             findings.unfinished(&file, format!("{rest} bytes at the end are no whole note"));
         }
-        if notes.is_empty() && !self.leaves.is_empty() {
-            findings.unfinished(&file, "no checkpoint, though the log has leaves");
+        if notes.is_empty() && !(self.leaves.is_empty() && self.stored.is_empty()) {
+            // The first is durable before the first batch is acknowledged.
+            findings.damage(&file, Some(&self.id), None, "no checkpoint, though batches were acknowledged");
         }
         let (mut newest, mut foreign) = (None, 0u64);
         for (at, note) in notes.iter().enumerate() {

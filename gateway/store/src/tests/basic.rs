@@ -23,7 +23,7 @@ pub(crate) fn ingest(
 
 pub(crate) fn seal_all(store: &Store) {
     store.shared().queue.request_seal();
-    for _ in 0..500 {
+    for _ in 0..6_000 {
         let open: usize = store.shared().all_tenants().iter().map(|t| t.state.read().open.len()).sum();
         if open == 0 {
             return;

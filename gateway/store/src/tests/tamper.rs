@@ -99,7 +99,6 @@ fn one_flipped_byte_in_any_evidence_file_is_found_in_that_file() {
             let named = report.problems.iter().any(|p| p.file == name || p.what.contains(&name));
             assert!(named, "byte {at} of {name}: {:#?}", report.problems);
         }
-        // Not on the boundary of two records: a journal's last record removed whole leaves no trace, as verify says.
         for cut in [0, 1, good.len() / 2 + 1, good.len() - 1] {
             std::fs::write(file, &good[..cut]).unwrap();
             let report = check(dir.path(), Some(&kept));
@@ -114,17 +113,128 @@ fn one_flipped_byte_in_any_evidence_file_is_found_in_that_file() {
     assert!(check(dir.path(), Some(&kept)).ok);
 }
 
+/// Damage named in a store that was closed cleanly, without a checkpoint kept from before.
+fn damaged(dir: &Path) -> Vec<String> {
+    let problems = check(dir, None).problems;
+    problems.into_iter().filter(|p| p.severity == crate::Severity::Damage).map(|p| p.file).collect()
+}
+
 #[test]
-fn a_removed_evidence_file_is_found() {
+fn a_removed_or_added_evidence_file_is_found() {
     let dir = tempfile::tempdir().unwrap();
-    let kept = make(dir.path());
-    for file in evidence_files(&dir.path().join("store")) {
+    make(dir.path());
+    let store = dir.path().join("store");
+    for file in evidence_files(&store) {
         let good = std::fs::read(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
-        let report = check(dir.path(), Some(&kept));
-        assert!(!report.problems.is_empty(), "{file:?} is gone unseen");
+        assert!(!damaged(dir.path()).is_empty(), "{file:?} is gone unseen");
         std::fs::write(&file, good).unwrap();
     }
+    let added = store.join("commit/00000000000000000009.log.damaged");
+    std::fs::write(&added, b"").unwrap();
+    assert!(damaged(dir.path()).contains(&"commit/00000000000000000009.log.damaged".to_owned()));
+    std::fs::remove_file(&added).unwrap();
+    assert_eq!(damaged(dir.path()), Vec::<String>::new());
+}
+
+#[test]
+fn a_closed_store_proves_where_each_file_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let report = check(dir.path(), None);
+    assert!(report.closed_at.is_some() && !report.not_established.iter().any(|w| w.contains("not closed")));
+    for file in evidence_files(&dir.path().join("store")) {
+        let good = std::fs::read(&file).unwrap();
+        for cut in (0..good.len()).step_by((good.len() / 150).max(1)).chain([good.len() - 1]) {
+            std::fs::write(&file, &good[..cut]).unwrap();
+            assert!(!damaged(dir.path()).is_empty(), "{file:?} cut to {cut}");
+        }
+        let end = [good.as_slice(), b"\0"].concat();
+        std::fs::write(&file, end).unwrap();
+        let problems = check(dir.path(), None).problems;
+        assert!(!problems.is_empty(), "{file:?} grew");
+        std::fs::write(&file, good).unwrap();
+    }
+}
+
+/// Removes the last whole records of the control journal, or notes of a tenant's checkpoints.
+#[test]
+fn whole_records_and_notes_removed_from_an_end_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let journal = dir.path().join("store/control/00000000000000000001.log");
+    let good = std::fs::read(&journal).unwrap();
+    let ends: Vec<usize> = crate::frame::Scan::new(&good, 0)
+        .map(|found| match found {
+            crate::frame::Found::Frame { offset, .. } => offset,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(ends.len(), 3, "two enrolments, and the close");
+    for end in ends {
+        std::fs::write(&journal, &good[..end]).unwrap();
+        assert!(damaged(dir.path()).contains(&"control/00000000000000000001.log".to_owned()), "{end}");
+    }
+    std::fs::write(&journal, good).unwrap();
+    let notes = dir.path().join("store/tenants/tenant-a/log/checkpoints");
+    let good = std::fs::read(&notes).unwrap();
+    let (all, _) = crate::log::split_notes(&good);
+    assert!(all.len() >= 2);
+    for kept in 0..all.len() {
+        std::fs::write(&notes, all[..kept].concat()).unwrap();
+        assert!(damaged(dir.path()).contains(&"tenants/tenant-a/log/checkpoints".to_owned()), "{kept}");
+    }
+}
+
+/// Until the commit files of the last run are sealed and gone.
+fn wait_until_sealed(dir: &Path) {
+    while std::fs::read_dir(dir.join("store/commit")).unwrap().next().is_some() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn opening_spends_the_statement_and_tells_what_was_changed_before() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let statement = dir.path().join("store/closed");
+    let spent = std::fs::read(&statement).unwrap();
+    let running = Store::open(config(dir.path())).unwrap();
+    assert_eq!(running.findings(), Vec::<String>::new());
+    assert!(!statement.exists());
+    wait_until_sealed(dir.path());
+    let report = check(dir.path(), None);
+    assert!(report.ok && report.closed_at.is_none());
+    assert!(report.not_established.iter().any(|what| what.contains("not closed cleanly")));
+    // As after a crash right after the record.
+    std::fs::write(&statement, &spent).unwrap();
+    assert!(check(dir.path(), None).ok);
+    drop(running);
+    assert!(check(dir.path(), None).closed_at.is_some());
+    std::fs::write(&statement, &spent).unwrap();
+    assert_eq!(damaged(dir.path()), ["closed"]);
+    let notes = dir.path().join("store/tenants/tenant-a/log/checkpoints");
+    std::fs::remove_file(&notes).unwrap();
+    let store = Store::open(config(dir.path())).unwrap();
+    assert!(store.findings().iter().any(|what| what.contains("closed")), "{:?}", store.findings());
+    assert!(store.findings().iter().any(|what| what.contains("no checkpoint")), "{:?}", store.findings());
+}
+
+#[test]
+fn without_a_clean_close_lost_checkpoints_are_found_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let running = Store::open(config(dir.path())).unwrap();
+    wait_until_sealed(dir.path());
+    let notes = dir.path().join("store/tenants/tenant-a/log/checkpoints");
+    let good = std::fs::read(&notes).unwrap();
+    for cut in [0, 1, 40] {
+        std::fs::write(&notes, &good[..cut]).unwrap();
+        assert_eq!(damaged(dir.path()), ["tenants/tenant-a/log/checkpoints"]);
+    }
+    std::fs::remove_file(&notes).unwrap();
+    assert_eq!(damaged(dir.path()), ["tenants/tenant-a/log/checkpoints"]);
+    drop(running);
 }
 
 #[test]
