@@ -1,5 +1,6 @@
 //! What the kernel says of processes, files and the machine.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -40,15 +41,25 @@ pub fn resident_bytes(pid: u32) -> anyhow::Result<(u64, u64)> {
 
 /// Kernel memory of the BPF maps that a process holds, bytes, each map once.
 pub fn bpf_map_bytes(pid: u32) -> anyhow::Result<u64> {
-    let mut maps = std::collections::BTreeMap::new();
+    let maps = fdinfo(pid, "map_id:", "memlock:")?;
+    Ok(maps.values().sum())
+}
+
+/// Time that the kernel programs which a process holds have run, where `kernel.bpf_stats_enabled` counts it.
+pub fn bpf_program_time(pid: u32) -> anyhow::Result<Duration> {
+    let programs = fdinfo(pid, "prog_id:", "run_time_ns:")?;
+    Ok(Duration::from_nanos(programs.values().sum()))
+}
+
+/// Values of descriptors by their ids, each once.
+fn fdinfo(pid: u32, id: &str, value: &str) -> anyhow::Result<BTreeMap<u64, u64>> {
+    let mut found = BTreeMap::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
         let Ok(text) = fs::read_to_string(entry?.path()) else { continue };
         let field = |key: &str| text.lines().find_map(|l| l.strip_prefix(key)?.trim().parse::<u64>().ok());
-        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
-            maps.insert(id, bytes);
-        }
+        found.extend(field(id).zip(field(value)));
     }
-    Ok(maps.values().sum())
+    Ok(found)
 }
 
 /// A process by its command name.
