@@ -76,7 +76,9 @@ fn evidence_files(store: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Files whose end nothing else in the store proves: `verify` lists them as not established, and a kept checkpoint
 /// or a copy elsewhere is what shows a cut. They get flips only.
 fn is_end_unprovable(file: &Path) -> bool {
-    file.ends_with("log/checkpoints") || file.parent().is_some_and(|dir| dir.ends_with("control"))
+    file.ends_with("log/checkpoints")
+        || file.ends_with("closed")
+        || file.parent().is_some_and(|dir| dir.ends_with("control"))
 }
 
 /// One random change; its description. Without `cuts` nothing is removed or shortened.
