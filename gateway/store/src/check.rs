@@ -1,14 +1,13 @@
 //! Judges batches before they are committed: everything that needs neither the disk nor the order of arrival.
 //! Runs on the callers' side, in parallel.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use activity_schema::admit::{self, Refusal};
 use activity_schema::batch::{self, BodyError, Leaf};
 use activity_schema::catalog::Row;
 use activity_schema::coverage::EventClass;
-use activity_schema::event::{ParseError, Retention};
+use activity_schema::event::Retention;
 use activity_schema::{BatchHeader, Event, Hash, SignedBatch, merkle};
 use bytes::Bytes;
 use uuid::Uuid;
@@ -24,7 +23,7 @@ const ZSTD_LEVEL: i32 = 1;
 /// Longest reason that is kept with a withheld line, bytes.
 const REASON_BYTES_MAX: usize = 160;
 /// Most instances of a batch that are told to coverage.
-pub(crate) const INSTANCES_MAX: usize = 64;
+const INSTANCES_MAX: usize = 64;
 
 /// A batch that may be committed.
 #[derive(Debug)]
@@ -105,44 +104,19 @@ pub(crate) struct LineCheck<'a> {
     pub recent: &'a RecentIds,
 }
 
-thread_local! {
-    /// Lines of the batch that is being checked; at most one batch's raw bytes stay with a thread.
-    static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 /// Body, Merkle root and every line.
 pub(crate) fn check_content(batch: &SignedBatch, with: &LineCheck<'_>) -> Result<Content, BatchRefusal> {
     let header = &batch.header;
     let Some(body) = &batch.body else { return Ok(header_alone(header)) };
-    RAW.with_borrow_mut(|raw| {
-        batch::decompress_again(body, header.raw_bytes, raw)?;
-        check_lines(header, body, raw, with)
-    })
-}
-
-fn check_lines(
-    header: &BatchHeader,
-    body: &Bytes,
-    raw: &[u8],
-    with: &LineCheck<'_>,
-) -> Result<Content, BatchRefusal> {
-    let lines = batch::split_lines(raw, header.count)?;
+    let raw = batch::decompress(body, header.raw_bytes)?;
+    let lines = batch::split_lines(&raw, header.count)?;
     let leaves: Vec<Hash> = lines.iter().map(|line| Leaf::Line(line).hash()).collect();
     if merkle::root(&leaves) != header.merkle_root {
         return Err(BodyError::Root.into());
     }
     let mut sorter = Sorter::new(header, with);
-    match std::str::from_utf8(raw) {
-        Ok(text) => {
-            for (position, (line, leaf)) in text.split('\n').zip(&leaves).enumerate() {
-                sorter.line(position, line.as_bytes(), Event::parse_str(line), *leaf);
-            }
-        }
-        Err(_) => {
-            for (position, (line, leaf)) in lines.iter().zip(&leaves).enumerate() {
-                sorter.line(position, line, Event::parse(line), *leaf);
-            }
-        }
+    for (position, (line, leaf)) in lines.iter().zip(&leaves).enumerate() {
+        sorter.line(position, line, *leaf);
     }
     sorter.finish(&lines, body)
 }
@@ -174,7 +148,7 @@ struct Sorter<'a> {
     terms: TermSet<'a>,
     instances: BTreeSet<String>,
     telemetry: Vec<Bytes>,
-    ids: Vec<(Uuid, Hash)>,
+    conflicts: Vec<Uuid>,
 }
 
 impl<'a> Sorter<'a> {
@@ -190,12 +164,12 @@ impl<'a> Sorter<'a> {
             terms: TermSet::new(with.terms),
             instances: BTreeSet::new(),
             telemetry: Vec::new(),
-            ids: Vec::new(),
+            conflicts: Vec::new(),
         }
     }
 
-    fn line(&mut self, position: usize, line: &[u8], event: Result<Event<'_>, ParseError>, leaf: Hash) {
-        let event = match event {
+    fn line(&mut self, position: usize, line: &[u8], leaf: Hash) {
+        let event = match Event::parse(line) {
             Ok(event) => event,
             Err(error) => return self.withhold(position, leaf, error.to_string(), None),
         };
@@ -232,7 +206,9 @@ impl<'a> Sorter<'a> {
         if row.name.starts_with("telemetry.") {
             self.telemetry.push(Bytes::copy_from_slice(line));
         }
-        self.ids.push((event.event_id, leaf));
+        if self.with.recent.is_conflict(&self.header.tenant, event.event_id, leaf) {
+            self.conflicts.push(event.event_id);
+        }
     }
 
     fn withhold(&mut self, position: usize, leaf: Hash, mut reason: String, event: Option<&Event<'_>>) {
@@ -265,7 +241,7 @@ impl<'a> Sorter<'a> {
                 terms: self.terms.finish(),
                 instances: self.instances.into_iter().collect(),
                 telemetry: self.telemetry,
-                conflicts: self.with.recent.conflicts(&self.header.tenant, &self.ids),
+                conflicts: self.conflicts,
             },
         })
     }
@@ -299,7 +275,7 @@ fn pack_sections(
     for (at, class) in classes.iter().enumerate() {
         let own = map.iter().zip(lines).filter(|(m, _)| usize::from(**m) == at).map(|(_, line)| *line);
         let raw = batch::join_lines(own);
-        let packed = batch::compress_at(&raw, ZSTD_LEVEL).map_err(|e| BodyError::Zstd(e.to_string()))?;
+        let packed = zstd::bulk::compress(&raw, ZSTD_LEVEL).map_err(|e| BodyError::Zstd(e.to_string()))?;
         sections.push((*class, raw.len() as u64, packed.into()));
     }
     Ok(sections)
