@@ -14,7 +14,7 @@ use activity_schema::ids::{CollectorId, Epoch, TenantId};
 use activity_schema::keys::{KeyId, PublicKey};
 
 use crate::closing::{self, Ends};
-use crate::control::{ControlRecord, JournalScan, scan_journal};
+use crate::control::{ControlRecord, scan_journal};
 use crate::env::Env;
 use crate::keyring::{FileKeyring, Keyring};
 use crate::store::read_meta;
@@ -199,7 +199,8 @@ fn check_rest(
     steps: &mut Steps<'_>,
     findings: &mut Findings,
 ) {
-    let (enrolled, erased) = check_control(env, dir, key, files, steps, findings);
+    let (enrolled, erased, ends) = check_control(env, dir, key, files, steps, findings);
+    note_ends(&ends, findings);
     if files.iter().any(|name| name == closing::NAME) {
         steps.file(closing::NAME);
     }
@@ -250,6 +251,7 @@ fn check_rest(
         }
         Some(Ok(_)) => {}
     }
+    report_changed(ends, findings);
 }
 
 /// Keys by the journal, and what it says was erased.
@@ -260,17 +262,17 @@ fn check_control(
     files: &[String],
     steps: &mut Steps<'_>,
     findings: &mut Findings,
-) -> (Enrolled, Vec<(TenantId, String, String)>) {
+) -> (Enrolled, Vec<(TenantId, String, String)>, Ends) {
     let (mut enrolled, mut erased) = (Enrolled::new(), Vec::new());
     files.iter().filter(|name| name.starts_with("control/")).for_each(|name| steps.file(name));
     let scan = match scan_journal(env, &dir.join("control"), key) {
         Ok(scan) => scan,
         Err(error) => {
             findings.damage("control", None, None, format!("does not read: {error}"));
-            return (enrolled, erased);
+            return (enrolled, erased, Ends::Open);
         }
     };
-    check_ends(env, dir, key, &scan, findings);
+    let ends = closing::judge(env, dir, key, findings.report.store_id.as_deref(), &scan);
     for finding in scan.findings {
         let (file, what) = finding.split_once(": ").unwrap_or(("control", &finding));
         if what.ends_with("are no record") {
@@ -290,22 +292,26 @@ fn check_control(
             _ => {}
         }
     }
-    (enrolled, erased)
+    (enrolled, erased, ends)
 }
 
-/// How the store was closed, and whether it is still so.
-fn check_ends(env: &Env, dir: &Path, key: PublicKey, scan: &JournalScan, findings: &mut Findings) {
-    match closing::judge(env, dir, key, findings.report.store_id.as_deref(), scan) {
-        Ends::AsStated(at) => findings.report.closed_at = Some(at),
+/// How the store was closed, when nothing is amiss with it.
+fn note_ends(ends: &Ends, findings: &mut Findings) {
+    match ends {
+        Ends::AsStated(at) => findings.report.closed_at = Some(*at),
         Ends::Open => findings.not_established(
             "not closed cleanly (a gateway runs on it, or it crashed): ends not provable; records removed from the control journal's end leave no trace in the store",
         ),
-        Ends::Changed(files) => {
-            for (file, what) in files {
-                let tenant = file.strip_prefix("tenants/").and_then(|rest| rest.split('/').next());
-                let tenant = tenant.and_then(|id| TenantId::new(id).ok());
-                findings.damage(&file, tenant.as_ref(), None, what);
-            }
-        }
+        Ends::Changed(_) => {}
+    }
+}
+
+/// What was changed since the clean close. Comes last: what names a batch is of more use.
+fn report_changed(ends: Ends, findings: &mut Findings) {
+    let Ends::Changed(files) = ends else { return };
+    for (file, what) in files {
+        let tenant = file.strip_prefix("tenants/").and_then(|rest| rest.split('/').next());
+        let tenant = tenant.and_then(|id| TenantId::new(id).ok());
+        findings.damage(&file, tenant.as_ref(), None, what);
     }
 }
