@@ -31,6 +31,8 @@ enum Step {
     Break,
     /// The request arrives, its answer is lost with the connection.
     BreakAfterStore,
+    /// The newest batch is announced once more.
+    TellAgain,
     SenderCrash,
     ReceiverCrash,
     ReceiverDiskFull,
@@ -44,6 +46,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => Just(Step::Duplicate),
         1 => Just(Step::Break),
         1 => Just(Step::BreakAfterStore),
+        1 => Just(Step::TellAgain),
         1 => Just(Step::SenderCrash),
         1 => Just(Step::ReceiverCrash),
         1 => Just(Step::ReceiverDiskFull),
@@ -203,6 +206,12 @@ impl World {
                 }
                 self.disconnect();
             }
+            Step::TellAgain => {
+                let number = self.sealed.len() as u64;
+                if number > 0 {
+                    self.input(Input::Sealed { class: CLASS, number, bytes: 1000 });
+                }
+            }
             Step::SenderCrash => {
                 self.connected = false;
                 self.wire.clear();
@@ -252,6 +261,19 @@ fn a_gateway_that_lost_an_acknowledged_batch_is_found_out() {
     sender.handle(Input::Connected, 2, 0);
     let actions = sender.handle(Input::Resynced(Vec::new()), 3, 0);
     assert!(actions.contains(&Action::Stranded { class: CLASS, number: 1 }));
+}
+
+/// A sender that starts reads what lies sealed, and is then told of the same batches as they are announced.
+#[test]
+fn a_batch_told_twice_is_sent_once() {
+    let mut sender = new_sender(0);
+    for number in [1, 2, 2, 1, 3] {
+        sender.handle(Input::Sealed { class: CLASS, number, bytes: 1000 }, 1, 0);
+    }
+    assert_eq!(sender.pending(CLASS), 3);
+    sender.handle(Input::Connected, 2, 0);
+    let actions = sender.handle(Input::Resynced(Vec::new()), 3, 0);
+    assert!(actions.contains(&Action::Send { class: CLASS, first_number: 1, count: 3 }), "{actions:?}");
 }
 
 #[test]
