@@ -5,7 +5,10 @@ mod codec;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use body::{BodyError, compress, decompress, join_lines, split_lines};
+pub use body::{
+    BodyError, compress, compress_at, decompress, decompress_again, decompress_within, join_lines,
+    split_lines,
+};
 pub use codec::{DecodeError, FRAME_BYTES_MAX};
 
 use std::collections::BTreeMap;

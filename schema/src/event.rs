@@ -3,6 +3,7 @@
 //! One line of JSON. Unknown keys, duplicate keys and explicit nulls are refused. Key order binds only what
 //! this crate writes (contract, "Envelope").
 
+mod fast;
 mod payload;
 mod strict;
 #[cfg(test)]
@@ -222,10 +223,26 @@ pub enum ParseError {
 impl<'a> Event<'a> {
     /// Reads one line (without its newline). Errors name the key or the byte column.
     pub fn parse(line: &'a [u8]) -> Result<Event<'a>, ParseError> {
+        match std::str::from_utf8(line) {
+            Ok(line) => Event::parse_str(line),
+            Err(_) if line.len() > EVENT_BYTES_MAX => Err(ParseError::TooLong { bytes: line.len() }),
+            // Its error says where the line is not UTF-8.
+            Err(_) => Event::check(serde_json::from_slice(line)?),
+        }
+    }
+
+    /// Reads one line that is known to be UTF-8.
+    pub fn parse_str(line: &'a str) -> Result<Event<'a>, ParseError> {
         if line.len() > EVENT_BYTES_MAX {
             return Err(ParseError::TooLong { bytes: line.len() });
         }
-        let event: Event<'a> = serde_json::from_slice(line)?;
+        Event::check(match fast::parse(line) {
+            Some(event) => event,
+            None => serde_json::from_str(line)?,
+        })
+    }
+
+    fn check(event: Event<'a>) -> Result<Event<'a>, ParseError> {
         event.check_patterns()?;
         Ok(event)
     }

@@ -51,12 +51,56 @@ impl fmt::Display for Timestamp {
 impl FromStr for Timestamp {
     type Err = TimestampError;
     fn from_str(text: &str) -> Result<Self, TimestampError> {
+        if let Some(timestamp) = usual_form(text.as_bytes()) {
+            return Ok(timestamp);
+        }
         if !is_rfc3339_shape(text.as_bytes()) {
             return Err(TimestampError);
         }
         let parsed: jiff::Timestamp = text.parse().map_err(|_| TimestampError)?;
         i64::try_from(parsed.as_nanosecond()).map(Timestamp).map_err(|_| TimestampError)
     }
+}
+
+/// `YYYY-MM-DDTHH:MM:SS[.fraction]Z` of the years 1970 to 2261, without a leap second: the form that is written, read
+/// without `jiff`. Everything else, also what is wrong, is left to it.
+fn usual_form(b: &[u8]) -> Option<Timestamp> {
+    const DAYS_BEFORE: [u16; 12] = [0, 31, 59, 90, 120, 151, 181, 212, 243, 273, 304, 334];
+    const DAYS: [u8; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let (head, fraction) = (b.get(..19)?, b.get(19..)?.strip_suffix(b"Z")?);
+    let form = head[4] == b'-' && head[7] == b'-' && head[10] == b'T' && head[13] == b':' && head[16] == b':';
+    let two = |at: usize| {
+        let (tens, ones) = (head[at].wrapping_sub(b'0'), head[at + 1].wrapping_sub(b'0'));
+        (tens < 10 && ones < 10).then(|| i64::from(tens * 10 + ones))
+    };
+    let year = two(0)? * 100 + two(2)?;
+    let (month, day) = (usize::try_from(two(5)?).ok()?.checked_sub(1)?, two(8)?);
+    let (hour, minute, second) = (two(11)?, two(14)?, two(17)?);
+    let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = i64::from(*DAYS.get(month)?) + i64::from(leap && month == 1);
+    if !form
+        || !(1970..=2261).contains(&year)
+        || !(1..=days).contains(&day)
+        || hour > 23
+        || minute > 59
+        || second > 59
+    {
+        return None;
+    }
+    let nanos = match fraction {
+        [] => 0,
+        [b'.', digits @ ..] if (1..=9).contains(&digits.len()) && digits.iter().all(u8::is_ascii_digit) => {
+            let value = digits.iter().fold(0i64, |n, digit| n * 10 + i64::from(digit - b'0'));
+            (digits.len()..9).fold(value, |n, _| n * 10)
+        }
+        _ => return None,
+    };
+    // Leap days of the years before: from 1969 on, none is counted before 1972.
+    let before = year - 1;
+    let leap_days = before / 4 - before / 100 + before / 400 - (1969 / 4 - 1969 / 100 + 1969 / 400);
+    let in_year = i64::from(DAYS_BEFORE[month]) + i64::from(leap && month > 1) + day - 1;
+    let seconds = (((year - 1970) * 365 + leap_days + in_year) * 24 + hour) * 3600 + minute * 60 + second;
+    Some(Timestamp(seconds * 1_000_000_000 + nanos))
 }
 
 /// `jiff` also reads RFC 9557 and ISO 8601 variants; the contract admits RFC 3339 only.
@@ -130,6 +174,38 @@ mod tests {
             "",
         ] {
             assert!(bad.parse::<Timestamp>().is_err(), "{bad}");
+        }
+    }
+
+    fn by_jiff(text: &str) -> Option<i64> {
+        if !is_rfc3339_shape(text.as_bytes()) {
+            return None;
+        }
+        i64::try_from(text.parse::<jiff::Timestamp>().ok()?.as_nanosecond()).ok()
+    }
+
+    #[test]
+    fn every_day_is_read_as_jiff_reads_it() {
+        for year in 1960..2270 {
+            for (month, day) in (0..=13).flat_map(|m| (0..=32).map(move |d| (m, d))) {
+                let text = format!("{year}-{month:02}-{day:02}T23:59:01.5Z");
+                assert_eq!(text.parse::<Timestamp>().ok().map(Timestamp::as_nanos), by_jiff(&text), "{text}");
+            }
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn texts_are_read_as_jiff_reads_them(
+            text in "(19|20|22|[0-9]{2})[0-9]{2}-[01][0-9]-[0-3][0-9][Tt ][0-2][0-9]:[0-6][0-9]:[0-6][0-9](\\.[0-9]{0,10})?(Z|z|\\+00:00|-01:30|)"
+        ) {
+            proptest::prop_assert_eq!(text.parse::<Timestamp>().ok().map(Timestamp::as_nanos), by_jiff(&text));
+        }
+
+        #[test]
+        fn what_is_written_is_read_again(nanos: i64) {
+            let text = Timestamp::from_nanos(nanos).to_string();
+            proptest::prop_assert_eq!(text.parse::<Timestamp>().unwrap().as_nanos(), nanos);
         }
     }
 

@@ -31,6 +31,11 @@ impl<'a> Payload<'a> {
         Payload(Vec::new())
     }
 
+    /// Entries whose keys are known to be distinct.
+    pub(super) fn from_distinct(entries: Vec<(Text<'a>, Value<'a>)>) -> Self {
+        Payload(entries)
+    }
+
     /// Adds or replaces a value.
     pub fn set(&mut self, key: impl Into<Text<'a>>, value: impl Into<Value<'a>>) -> &mut Self {
         let (key, value) = (key.into(), value.into());

@@ -52,3 +52,78 @@ fn parsing_borrows_from_the_line() {
     assert!(within(&event.event_name));
     assert!(within(event.correlation.process_id.as_ref().unwrap()));
 }
+
+/// The general reader alone.
+fn slow(line: &str) -> Result<Event<'_>, ParseError> {
+    Event::check(serde_json::from_str(line)?)
+}
+
+fn same_either_way(line: &str) {
+    match (Event::parse_str(line), slow(line)) {
+        (Ok(fast), Ok(slow)) => {
+            assert_eq!(fast, slow, "{line}");
+            assert_eq!(fast.to_line(), slow.to_line(), "{line}");
+        }
+        (Err(fast), Err(slow)) => assert_eq!(fast.to_string(), slow.to_string(), "{line}"),
+        (fast, slow) => panic!("{line}: {fast:?}, {slow:?}"),
+    }
+}
+
+const EVERYTHING: &str = r#"{"schema_version":"activity.event/v1","event_id":"01980000-0000-7000-8000-00000000008c","event_name":"process.exec","plane":"action","occurred_at":"2026-08-01T12:00:00.000124001Z","observed_at":"2026-08-01T12:00:01Z","source":{"collector":"c/e/critical","layer":"guest","runtime":"docker","trust":"observed","clock_id":"boot:1","clock_error_ms":16.25},"correlation":{"tenant_id":"t","host_id":"h","instance_id":"i","agent_id":"a","session_id":"s","mission_id":"m","task_id":"k","tool_call_id":"c","command_id":"d","process_id":"p","parent_event_id":"01980000-0000-7000-8000-000000000001","trace_id":"0123456789abcdef0123456789abcdef","span_id":"0123456789abcdef"},"actor":{"type":"process","id":"p","uid":1000,"gid":1000,"pid":901},"target":{"type":"file","id":"q"},"outcome":{"status":"failure","exit_code":-7,"reason":"no"},"sensitivity":"metadata","retention_class":"security","payload":{"executable":"bäsh","n":0,"big":18446744073709551615,"huge":9999999999999999999,"neg":-9223372036854775808,"yes":true,"no":false,"flags":["a","b",3,true],"none":[],"float":1.5,"deep":[{"a":1}],"nil":null},"integrity":{"collector_sequence":32,"key_id":"0123"}}"#;
+
+#[test]
+fn the_usual_form_is_read_without_the_general_reader() {
+    for line in [
+        LINE,
+        &EVERYTHING
+            .replace(r#","float":1.5,"deep":[{"a":1}],"nil":null"#, "")
+            .replace("-9223372036854775808", "-9"),
+    ] {
+        assert!(fast::parse(&line.replace("18446744073709551615", "1")).is_some(), "{line}");
+    }
+}
+
+#[test]
+fn any_byte_put_for_any_other_reads_the_same_either_way() {
+    same_either_way(EVERYTHING);
+    let bytes = [
+        b'"', b'\\', b'{', b'}', b'[', b']', b',', b':', b'0', b'9', b'-', b'.', b'e', b' ', b'a', b'\n',
+        0x1f, 0x7f,
+    ];
+    for at in 0..EVERYTHING.len() {
+        for byte in bytes {
+            let mut line = EVERYTHING.as_bytes().to_vec();
+            line[at] = byte;
+            if let Ok(line) = std::str::from_utf8(&line) {
+                same_either_way(line);
+            }
+            let mut longer = EVERYTHING.as_bytes().to_vec();
+            longer.insert(at, byte);
+            if let Ok(line) = std::str::from_utf8(&longer) {
+                same_either_way(line);
+            }
+        }
+        if EVERYTHING.is_char_boundary(at) {
+            same_either_way(&EVERYTHING[..at]);
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn pieces_put_together_read_the_same_either_way(
+        at in 0..EVERYTHING.len(), len in 0usize..40, to in 0..EVERYTHING.len(), text in ".{0,6}", number in "-?[0-9]{1,21}(\\.[0-9]{1,3})?(e[0-9])?"
+    ) {
+        let whole = |mut at: usize| { while !EVERYTHING.is_char_boundary(at) { at -= 1; } at };
+        let (from, end, to) = (whole(at), whole((at + len).min(EVERYTHING.len())), whole(to));
+        let end = end.max(from);
+        same_either_way(&format!("{}{}", &EVERYTHING[..from], &EVERYTHING[end..]));
+        same_either_way(&format!("{}{}{}", &EVERYTHING[..to], &EVERYTHING[from..end], &EVERYTHING[to..]));
+        same_either_way(&format!("{}{text}{}", &EVERYTHING[..to], &EVERYTHING[to..]));
+        same_either_way(&EVERYTHING.replace("bäsh", &text));
+        for field in [":0", "18446744073709551615", ":16.25", ":-7", ":1000", ":32"] {
+            let colon = if field.starts_with(':') { ":" } else { "" };
+            same_either_way(&EVERYTHING.replace(field, &format!("{colon}{number}")));
+        }
+    }
+}
