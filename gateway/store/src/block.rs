@@ -16,7 +16,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use activity_schema::batch::batch_hash;
+use activity_schema::batch::{self, batch_hash};
 use activity_schema::ids::TenantId;
 use activity_schema::{Hash, Timestamp};
 use bytes::Bytes;
@@ -25,8 +25,8 @@ use crate::aead::Unsealed;
 use crate::env::Env;
 use crate::frame::Kind;
 use crate::record::{
-    Cursors, ELIDED, ERASED, Elided, Keys, Place, Places, PlainSection, RecordError, SectionId, StoredBatch,
-    put_elided, put_sealed, read_elided, read_sealed,
+    Cursors, ELIDED, ERASED, Elided, Keys, PackedBatch, Place, Places, PlainSection, RecordError, SectionId,
+    StoredBatch, put_elided, put_sealed, read_elided, read_sealed,
 };
 use crate::wire::{Reader, WireError, put_bytes, put_len, put_signed, put_varint};
 
@@ -36,6 +36,25 @@ const HEX_HASH: usize = 64;
 const ROOT_KEY: &[u8] = b"\"merkle_root\":\"";
 const PREVIOUS_KEY: &[u8] = b"\"previous_batch_hash\":\"";
 
+/// Raw bytes from which a batch's body is kept as its collector compressed it: packing it anew with others would gain
+/// little and cost most of what sealing costs.
+const WHOLE_BYTES_MIN: u64 = 64 * 1024;
+/// A zstd frame (RFC 8878) of one line break: it stands between two bodies.
+const NEWLINE_FRAME: [u8; 10] = [0x28, 0xb5, 0x2f, 0xfd, 0x20, 0x01, 0x09, 0x00, 0x00, b'\n'];
+
+/// What a block's head says of one batch.
+struct Texts<'a> {
+    leaf_index: u64,
+    received_at: Timestamp,
+    flags: u8,
+    places: &'a Places,
+    elided: &'a [Elided],
+    header: &'a [u8],
+    signature: &'a [u8; 64],
+    receipt_signature: &'a [u8; 64],
+    hash: Hash,
+}
+
 /// Gathers batches of one stream.
 #[derive(Default)]
 pub(crate) struct BlockBuilder {
@@ -43,11 +62,55 @@ pub(crate) struct BlockBuilder {
     count: usize,
     texts: Vec<u8>,
     binaries: Vec<u8>,
-    sections: BTreeMap<SectionId, (u8, Vec<u8>)>,
+    sections: BTreeMap<SectionId, Gathered>,
     raw_bytes: u64,
     last_leaf: u64,
     last_received: i64,
     last_hash: Option<Hash>,
+}
+
+/// The lines of one section.
+struct Gathered {
+    number: u8,
+    /// Frames that are compressed already.
+    packed: Vec<u8>,
+    /// Lines that are not.
+    open: Vec<u8>,
+    raw_bytes: u64,
+}
+
+impl Gathered {
+    fn separate(&mut self) {
+        if self.raw_bytes > 0 {
+            self.open.push(b'\n');
+            self.raw_bytes += 1;
+        }
+    }
+
+    fn line(&mut self, line: &[u8]) {
+        self.separate();
+        self.open.extend_from_slice(line);
+        self.raw_bytes += line.len() as u64;
+    }
+
+    /// Takes lines that are compressed already.
+    fn frames(&mut self, raw_bytes: u64, frames: &[u8]) -> std::io::Result<()> {
+        self.separate();
+        self.pack()?;
+        self.packed.extend_from_slice(frames);
+        self.raw_bytes += raw_bytes;
+        Ok(())
+    }
+
+    fn pack(&mut self) -> std::io::Result<()> {
+        if self.open == b"\n" {
+            self.packed.extend_from_slice(&NEWLINE_FRAME);
+        } else if !self.open.is_empty() {
+            self.packed.extend_from_slice(&batch::compress_at(&self.open, ZSTD_LEVEL)?);
+        }
+        self.open.clear();
+        Ok(())
+    }
 }
 
 impl BlockBuilder {
@@ -60,6 +123,45 @@ impl BlockBuilder {
     }
 
     pub(crate) fn push(&mut self, batch: &StoredBatch) {
+        let places = self.take_lines(batch);
+        self.put_batch(&Texts {
+            leaf_index: batch.leaf_index,
+            received_at: batch.received_at,
+            flags: batch.flags,
+            places: &places,
+            elided: &batch.elided,
+            header: &batch.header_bytes,
+            signature: &batch.signature,
+            receipt_signature: &batch.receipt_signature,
+            hash: batch.batch_hash,
+        });
+    }
+
+    /// Adds a batch with its body as it is, when that is long enough to compress well by itself and all of one
+    /// section; otherwise the batch comes back.
+    pub(crate) fn push_whole(&mut self, batch: PackedBatch) -> Result<Option<PackedBatch>, BlockError> {
+        let Some((id, count, raw_bytes, frames)) = batch.whole().filter(|w| w.2 >= WHOLE_BYTES_MIN) else {
+            return Ok(Some(batch));
+        };
+        let section = self.section(id);
+        section.frames(raw_bytes, frames)?;
+        let places = Places::One(section.number, count);
+        self.raw_bytes += raw_bytes + 1;
+        self.put_batch(&Texts {
+            leaf_index: batch.clear.leaf_index,
+            received_at: batch.clear.received_at,
+            flags: batch.clear.flags,
+            places: &places,
+            elided: &batch.head.elided,
+            header: &batch.head.header_bytes,
+            signature: &batch.head.signature,
+            receipt_signature: &batch.head.receipt_signature,
+            hash: batch.clear.batch_hash,
+        });
+        Ok(None)
+    }
+
+    fn put_batch(&mut self, batch: &Texts<'_>) {
         if self.count == 0 {
             self.first_leaf = batch.leaf_index;
             self.last_leaf = batch.leaf_index;
@@ -67,13 +169,12 @@ impl BlockBuilder {
         put_varint(&mut self.texts, batch.leaf_index - self.last_leaf);
         put_signed(&mut self.texts, batch.received_at.as_nanos().wrapping_sub(self.last_received));
         self.texts.push(batch.flags);
-        let places = self.take_lines(batch);
-        places.put(&mut self.texts);
-        put_elided(&mut self.texts, &batch.elided);
+        batch.places.put(&mut self.texts);
+        put_elided(&mut self.texts, batch.elided);
         self.put_header(batch);
         self.last_leaf = batch.leaf_index;
         self.last_received = batch.received_at.as_nanos();
-        self.last_hash = Some(batch.batch_hash);
+        self.last_hash = Some(batch.hash);
         self.count += 1;
     }
 
@@ -107,24 +208,30 @@ impl BlockBuilder {
     }
 
     fn put_line(&mut self, id: SectionId, line: &[u8]) -> u8 {
-        // Four retention classes and two days (a file is rotated long before a third) stay far below the bound.
-        let next = u8::try_from(self.sections.len()).unwrap_or(ERASED - 1);
-        let (number, lines) = self.sections.entry(id).or_insert((next, Vec::new()));
-        if !lines.is_empty() {
-            lines.push(b'\n');
-        }
-        lines.extend_from_slice(line);
         self.raw_bytes += line.len() as u64 + 1;
-        *number
+        let section = self.section(id);
+        section.line(line);
+        section.number
     }
 
-    fn put_header(&mut self, batch: &StoredBatch) {
-        self.binaries.extend_from_slice(&batch.signature);
-        self.binaries.extend_from_slice(&batch.receipt_signature);
-        match cut_header(&batch.header_bytes) {
+    fn section(&mut self, id: SectionId) -> &mut Gathered {
+        // Four retention classes and two days (a file is rotated long before a third) stay far below the bound.
+        let number = u8::try_from(self.sections.len()).unwrap_or(ERASED - 1);
+        self.sections.entry(id).or_insert(Gathered {
+            number,
+            packed: Vec::new(),
+            open: Vec::new(),
+            raw_bytes: 0,
+        })
+    }
+
+    fn put_header(&mut self, batch: &Texts<'_>) {
+        self.binaries.extend_from_slice(batch.signature);
+        self.binaries.extend_from_slice(batch.receipt_signature);
+        match cut_header(batch.header) {
             None => {
                 self.texts.push(0);
-                put_bytes(&mut self.texts, &batch.header_bytes);
+                put_bytes(&mut self.texts, batch.header);
             }
             Some((text, root, previous)) => {
                 let chained = self.last_hash == Some(previous);
@@ -151,18 +258,17 @@ impl BlockBuilder {
         texts.extend_from_slice(&built.texts);
         let mut packed = Vec::new();
         put_len(&mut packed, texts.len());
-        packed.extend_from_slice(&zstd::bulk::compress(&texts, ZSTD_LEVEL)?);
+        packed.extend_from_slice(&batch::compress_at(&texts, ZSTD_LEVEL)?);
         let mut head = Vec::with_capacity(packed.len() + built.binaries.len() + 4);
         put_bytes(&mut head, &packed);
         head.extend_from_slice(&built.binaries);
-        let mut sections: Vec<(u8, SectionId, Vec<u8>)> =
-            built.sections.into_iter().map(|(id, (number, lines))| (number, id, lines)).collect();
-        sections.sort_unstable_by_key(|(number, ..)| *number);
+        let mut sections: Vec<(SectionId, Gathered)> = built.sections.into_iter().collect();
+        sections.sort_unstable_by_key(|(_, section)| section.number);
         let sections = sections
             .into_iter()
-            .map(|(_, id, lines)| {
-                let compressed = zstd::bulk::compress(&lines, ZSTD_LEVEL)?.into();
-                Ok(PlainSection { id, raw_bytes: lines.len() as u64, compressed })
+            .map(|(id, mut section)| {
+                section.pack()?;
+                Ok(PlainSection { id, raw_bytes: section.raw_bytes, compressed: section.packed.into() })
             })
             .collect::<std::io::Result<Vec<_>>>()?;
         let mut out = Vec::new();
@@ -195,7 +301,7 @@ pub(crate) fn read_block(
     if raw_len > TEXTS_RAW_BYTES_MAX {
         return Err(RecordError::Body);
     }
-    let texts = zstd::bulk::decompress(packed.rest(), raw_len).map_err(|_| RecordError::Body)?;
+    let texts = batch::decompress_within(packed.rest(), raw_len).map_err(|_| RecordError::Body)?;
     let mut texts = Reader::new(&texts);
     let sections = Arc::new(opened.sections);
     let mut cursors = Cursors::new(&sections);
@@ -268,4 +374,23 @@ fn cut_hash(text: &[u8], key: &[u8]) -> Option<(Vec<u8>, Hash)> {
 fn put_hash(text: &[u8], key: &[u8], hash: Hash) -> Option<Vec<u8>> {
     let at = memchr::memmem::find(text, key)? + key.len();
     Some([&text[..at], hash.to_hex().as_bytes(), &text[at..]].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_frame_between_bodies_is_a_line_break() {
+        assert_eq!(batch::decompress_within(&NEWLINE_FRAME, 1).unwrap(), b"\n");
+        let mut section = Gathered { number: 0, packed: Vec::new(), open: Vec::new(), raw_bytes: 0 };
+        section.frames(3, &batch::compress(b"a\nb").unwrap()).unwrap();
+        section.frames(1, &batch::compress(b"c").unwrap()).unwrap();
+        section.line(b"d");
+        section.line(b"e");
+        section.frames(1, &batch::compress(b"f").unwrap()).unwrap();
+        section.pack().unwrap();
+        assert_eq!(batch::decompress_within(&section.packed, 11).unwrap(), b"a\nb\nc\nd\ne\nf");
+        assert_eq!(section.raw_bytes, 11);
+    }
 }

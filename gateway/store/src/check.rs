@@ -1,13 +1,14 @@
 //! Judges batches before they are committed: everything that needs neither the disk nor the order of arrival.
 //! Runs on the callers' side, in parallel.
 
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 
 use activity_schema::admit::{self, Refusal};
 use activity_schema::batch::{self, BodyError, Leaf};
 use activity_schema::catalog::Row;
 use activity_schema::coverage::EventClass;
-use activity_schema::event::Retention;
+use activity_schema::event::{ParseError, Retention};
 use activity_schema::{BatchHeader, Event, Hash, SignedBatch, merkle};
 use bytes::Bytes;
 use uuid::Uuid;
@@ -23,7 +24,7 @@ const ZSTD_LEVEL: i32 = 1;
 /// Longest reason that is kept with a withheld line, bytes.
 const REASON_BYTES_MAX: usize = 160;
 /// Most instances of a batch that are told to coverage.
-const INSTANCES_MAX: usize = 64;
+pub(crate) const INSTANCES_MAX: usize = 64;
 
 /// A batch that may be committed.
 #[derive(Debug)]
@@ -104,19 +105,44 @@ pub(crate) struct LineCheck<'a> {
     pub recent: &'a RecentIds,
 }
 
+thread_local! {
+    /// Lines of the batch that is being checked; at most one batch's raw bytes stay with a thread.
+    static RAW: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Body, Merkle root and every line.
 pub(crate) fn check_content(batch: &SignedBatch, with: &LineCheck<'_>) -> Result<Content, BatchRefusal> {
     let header = &batch.header;
     let Some(body) = &batch.body else { return Ok(header_alone(header)) };
-    let raw = batch::decompress(body, header.raw_bytes)?;
-    let lines = batch::split_lines(&raw, header.count)?;
+    RAW.with_borrow_mut(|raw| {
+        batch::decompress_again(body, header.raw_bytes, raw)?;
+        check_lines(header, body, raw, with)
+    })
+}
+
+fn check_lines(
+    header: &BatchHeader,
+    body: &Bytes,
+    raw: &[u8],
+    with: &LineCheck<'_>,
+) -> Result<Content, BatchRefusal> {
+    let lines = batch::split_lines(raw, header.count)?;
     let leaves: Vec<Hash> = lines.iter().map(|line| Leaf::Line(line).hash()).collect();
     if merkle::root(&leaves) != header.merkle_root {
         return Err(BodyError::Root.into());
     }
     let mut sorter = Sorter::new(header, with);
-    for (position, (line, leaf)) in lines.iter().zip(&leaves).enumerate() {
-        sorter.line(position, line, *leaf);
+    match std::str::from_utf8(raw) {
+        Ok(text) => {
+            for (position, (line, leaf)) in text.split('\n').zip(&leaves).enumerate() {
+                sorter.line(position, line.as_bytes(), Event::parse_str(line), *leaf);
+            }
+        }
+        Err(_) => {
+            for (position, (line, leaf)) in lines.iter().zip(&leaves).enumerate() {
+                sorter.line(position, line, Event::parse(line), *leaf);
+            }
+        }
     }
     sorter.finish(&lines, body)
 }
@@ -148,7 +174,7 @@ struct Sorter<'a> {
     terms: TermSet<'a>,
     instances: BTreeSet<String>,
     telemetry: Vec<Bytes>,
-    conflicts: Vec<Uuid>,
+    ids: Vec<(Uuid, Hash)>,
 }
 
 impl<'a> Sorter<'a> {
@@ -164,12 +190,12 @@ impl<'a> Sorter<'a> {
             terms: TermSet::new(with.terms),
             instances: BTreeSet::new(),
             telemetry: Vec::new(),
-            conflicts: Vec::new(),
+            ids: Vec::new(),
         }
     }
 
-    fn line(&mut self, position: usize, line: &[u8], leaf: Hash) {
-        let event = match Event::parse(line) {
+    fn line(&mut self, position: usize, line: &[u8], event: Result<Event<'_>, ParseError>, leaf: Hash) {
+        let event = match event {
             Ok(event) => event,
             Err(error) => return self.withhold(position, leaf, error.to_string(), None),
         };
@@ -206,9 +232,7 @@ impl<'a> Sorter<'a> {
         if row.name.starts_with("telemetry.") {
             self.telemetry.push(Bytes::copy_from_slice(line));
         }
-        if self.with.recent.is_conflict(&self.header.tenant, event.event_id, leaf) {
-            self.conflicts.push(event.event_id);
-        }
+        self.ids.push((event.event_id, leaf));
     }
 
     fn withhold(&mut self, position: usize, leaf: Hash, mut reason: String, event: Option<&Event<'_>>) {
@@ -241,7 +265,7 @@ impl<'a> Sorter<'a> {
                 terms: self.terms.finish(),
                 instances: self.instances.into_iter().collect(),
                 telemetry: self.telemetry,
-                conflicts: self.conflicts,
+                conflicts: self.with.recent.conflicts(&self.header.tenant, &self.ids),
             },
         })
     }
@@ -275,7 +299,7 @@ fn pack_sections(
     for (at, class) in classes.iter().enumerate() {
         let own = map.iter().zip(lines).filter(|(m, _)| usize::from(**m) == at).map(|(_, line)| *line);
         let raw = batch::join_lines(own);
-        let packed = zstd::bulk::compress(&raw, ZSTD_LEVEL).map_err(|e| BodyError::Zstd(e.to_string()))?;
+        let packed = batch::compress_at(&raw, ZSTD_LEVEL).map_err(|e| BodyError::Zstd(e.to_string()))?;
         sections.push((*class, raw.len() as u64, packed.into()));
     }
     Ok(sections)

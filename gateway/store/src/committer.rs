@@ -24,7 +24,7 @@ use crate::record::{
     Clear, FLAG_FORK, FLAG_HEADER_ONLY, Head, Places, PlainSection, SectionId, batch_payload,
 };
 use crate::store::Shared;
-use crate::tenant::{FORKS_MAX, OpenBatch, Stored, StreamState, Tenant};
+use crate::tenant::{FORKS_MAX, OpenBatch, Stored, StreamState, Tenant, few};
 
 /// One caller's batches on their way.
 pub(crate) struct Job {
@@ -291,8 +291,12 @@ impl<'a> Committer<'a> {
             flags,
             stream: checked.header.stream(),
             batch_number: checked.header.batch_number,
+            last_sequence: checked.header.last_sequence,
+            host: checked.header.host.clone(),
             summary: checked.content.facts.summary,
             terms: checked.content.facts.terms.clone(),
+            instances: few(checked.content.facts.instances.clone()),
+            telemetry: !checked.content.facts.telemetry.is_empty(),
         };
         Ok(Placed { open, leaf: merkle::leaf_hash(&checked.hash.0), checked, fork })
     }

@@ -20,21 +20,25 @@ impl RecentIds {
         RecentIds { slots: Mutex::new(vec![(0, 0); SLOTS]) }
     }
 
-    /// Remembers the id; whether it was seen with another line.
-    pub(crate) fn is_conflict(&self, tenant: &TenantId, id: Uuid, leaf: Hash) -> bool {
-        let key = id.as_u128() ^ tenant_tag(tenant);
-        let mut start = [0; 8];
-        start.copy_from_slice(&leaf.0[..8]);
-        let line = u64::from_le_bytes(start);
-        // The low half of a version 7 id is random; the high half orders by time.
-        let (low, high) = (Uuid::from_u128(key).as_u64_pair().1, Uuid::from_u128(key).as_u64_pair().0);
-        let mixed = low ^ high;
-        let at = usize::try_from(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47).unwrap_or(0);
+    /// Remembers the ids of a batch; those that were seen with another line.
+    pub(crate) fn conflicts(&self, tenant: &TenantId, ids: &[(Uuid, Hash)]) -> Vec<Uuid> {
+        let tag = tenant_tag(tenant);
         let mut slots = self.slots.lock();
-        let Some(slot) = slots.get_mut(at) else { return false };
-        let conflict = slot.0 == key && slot.1 != line;
-        *slot = (key, line);
-        conflict
+        let seen = ids.iter().filter(|(id, leaf)| {
+            let key = id.as_u128() ^ tag;
+            let mut start = [0; 8];
+            start.copy_from_slice(&leaf.0[..8]);
+            let line = u64::from_le_bytes(start);
+            // The low half of a version 7 id is random; the high half orders by time.
+            let (high, low) = Uuid::from_u128(key).as_u64_pair();
+            let mixed = low ^ high;
+            let at = usize::try_from(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47).unwrap_or(0);
+            let Some(slot) = slots.get_mut(at) else { return false };
+            let conflict = slot.0 == key && slot.1 != line;
+            *slot = (key, line);
+            conflict
+        });
+        seen.map(|(id, _)| *id).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use activity_schema::ids::StreamId;
 
 use crate::block::read_block;
 use crate::commit::commit_path;
-use crate::record::{RecordError, StoredBatch, read_batch};
+use crate::record::{PackedBatch, RecordError, StoredBatch, read_batch};
 use crate::segment::{BlockRef, segment_path};
 use crate::store::Shared;
 use crate::tenant::{OpenBatch, Stored, Tenant};
@@ -41,6 +41,14 @@ impl From<io::Error> for ReadError {
 }
 
 impl Shared {
+    /// An open batch with its lines still compressed.
+    pub(crate) fn read_packed(&self, tenant: &Tenant, batch: &OpenBatch) -> Result<PackedBatch, ReadError> {
+        let path = commit_path(&self.commit_dir(), batch.file);
+        let payload = self.env.storage.read_at(&path, batch.offset, batch.len)?;
+        PackedBatch::read(&payload, &tenant.keys.of_file(&batch.file_id))
+            .map_err(|source| ReadError::Record { leaf: batch.leaf_index, source })
+    }
+
     pub(crate) fn read_open(&self, tenant: &Tenant, batch: &OpenBatch) -> Result<StoredBatch, ReadError> {
         let path = commit_path(&self.commit_dir(), batch.file);
         let payload = self.env.storage.read_at(&path, batch.offset, batch.len)?;

@@ -12,7 +12,7 @@
 //!                  | u8 event class (255: unknown) | u8 0, or u8 1 and signed varint occurred at (ns)
 //! places:          u8 0, u8 section, varint lines: all in it | u8 1, bytes: a section a line, 255 elided, 254 erased with
 //!                  its key | u8 2: no lines
-//! section, opened: varint raw length | zstd of its lines, joined by \n
+//! section, opened: varint raw length | zstd of its lines, joined by \n; one frame or several
 //! ```
 //!
 //! Flags: bit 0 fork, bit 1 header alone. Associated data of every section: a label, frame kind, tenant, leaf
@@ -256,7 +256,8 @@ impl PlainSection {
         if raw_len > SECTION_RAW_BYTES_MAX {
             return Err(RecordError::Body);
         }
-        let raw = zstd::bulk::decompress(reader.rest(), raw_len).map_err(|_| RecordError::Body)?;
+        let raw = activity_schema::batch::decompress_within(reader.rest(), raw_len)
+            .map_err(|_| RecordError::Body)?;
         if raw.len() == raw_len { Ok(raw) } else { Err(RecordError::Body) }
     }
 }
@@ -337,6 +338,26 @@ pub(crate) fn read_sealed(
     keys: &dyn Keys,
     place: (Kind, &TenantId, u64),
 ) -> Result<Opened, RecordError> {
+    let (head, packed) = open_sealed(reader, keys, place)?;
+    Ok(Opened { head, sections: unpack(&packed)? })
+}
+
+/// A section, and its opened bytes unless its key is gone.
+type PackedSection = (SectionId, Option<Vec<u8>>);
+
+fn unpack(packed: &[PackedSection]) -> Result<Vec<Section>, RecordError> {
+    let section = |(id, plain): &PackedSection| {
+        let lines = plain.as_deref().map(PlainSection::decompress).transpose()?.map(Arc::new);
+        Ok(Section { id: *id, lines })
+    };
+    packed.iter().map(section).collect()
+}
+
+fn open_sealed(
+    reader: &mut Reader<'_>,
+    keys: &dyn Keys,
+    place: (Kind, &TenantId, u64),
+) -> Result<(Vec<u8>, Vec<PackedSection>), RecordError> {
     let (kind, tenant, leaf) = place;
     let head = keys.head().open(&aad(kind, tenant, leaf, None), reader.bytes()?)?;
     let mut sections = Vec::new();
@@ -344,16 +365,13 @@ pub(crate) fn read_sealed(
         let retention = retention_of(reader.u8()?).ok_or(WireError)?;
         let id = SectionId { retention, day: reader.u32()? };
         let sealed = reader.bytes()?;
-        let lines = match keys.data(id) {
+        let plain = match keys.data(id) {
             None => None,
-            Some(key) => {
-                let plain = key.open(&aad(kind, tenant, leaf, Some(id)), sealed)?;
-                Some(Arc::new(PlainSection::decompress(&plain)?))
-            }
+            Some(key) => Some(key.open(&aad(kind, tenant, leaf, Some(id)), sealed)?),
         };
-        sections.push(Section { id, lines });
+        sections.push((id, plain));
     }
-    Ok(Opened { head, sections })
+    Ok((head, sections))
 }
 
 /// The payload of a batch frame.
@@ -434,27 +452,56 @@ impl StoredBatch {
     }
 }
 
+/// A batch as it is in a batch frame, opened and still compressed.
+pub(crate) struct PackedBatch {
+    pub clear: Clear,
+    pub head: Head,
+    sections: Vec<PackedSection>,
+}
+
+impl PackedBatch {
+    pub(crate) fn read(payload: &[u8], keys: &dyn Keys) -> Result<PackedBatch, RecordError> {
+        let mut reader = Reader::new(payload);
+        let clear = Clear::read(&mut reader)?;
+        let place = (Kind::Batch, &clear.tenant, clear.leaf_index);
+        let (head, sections) = open_sealed(&mut reader, keys, place)?;
+        Ok(PackedBatch { head: Head::read(&head)?, clear, sections })
+    }
+
+    /// Section, count of lines, raw length and zstd frames of a batch whose lines are all in one section.
+    pub(crate) fn whole(&self) -> Option<(SectionId, u64, u64, &[u8])> {
+        let ([(id, Some(plain))], Places::One(0, count)) = (self.sections.as_slice(), &self.head.places)
+        else {
+            return None;
+        };
+        let mut reader = Reader::new(plain);
+        let raw_bytes = reader.varint().ok()?;
+        Some((*id, *count, raw_bytes, reader.rest()))
+    }
+
+    pub(crate) fn unpack(self) -> Result<StoredBatch, RecordError> {
+        let (clear, head) = (self.clear, self.head);
+        let sections = Arc::new(unpack(&self.sections)?);
+        let mut cursors = Cursors::new(&sections);
+        let lines = cursors.place(&head.places, &head.elided)?;
+        Ok(StoredBatch {
+            leaf_index: clear.leaf_index,
+            received_at: clear.received_at,
+            batch_hash: clear.batch_hash,
+            flags: clear.flags,
+            header_bytes: head.header_bytes,
+            signature: head.signature,
+            receipt_signature: head.receipt_signature,
+            lines,
+            elided: head.elided,
+            sections,
+        })
+    }
+}
+
 /// Reads the payload of a batch frame.
 pub(crate) fn read_batch(payload: &[u8], keys: &dyn Keys) -> Result<StoredBatch, RecordError> {
-    let mut reader = Reader::new(payload);
-    let clear = Clear::read(&mut reader)?;
-    let opened = read_sealed(&mut reader, keys, (Kind::Batch, &clear.tenant, clear.leaf_index))?;
-    let head = Head::read(&opened.head)?;
-    let sections = Arc::new(opened.sections);
-    let mut cursors = Cursors::new(&sections);
-    let lines = cursors.place(&head.places, &head.elided)?;
-    Ok(StoredBatch {
-        leaf_index: clear.leaf_index,
-        received_at: clear.received_at,
-        batch_hash: clear.batch_hash,
-        flags: clear.flags,
-        header_bytes: head.header_bytes,
-        signature: head.signature,
-        receipt_signature: head.receipt_signature,
-        lines,
-        elided: head.elided,
-        sections,
-    })
+    PackedBatch::read(payload, keys)?.unpack()
 }
 
 /// Walks through the sections of a block, handing out lines in order.

@@ -24,7 +24,7 @@ use crate::sealer::admit_segment;
 use crate::segment::{self, Header as SegmentHeader, SegmentError};
 use crate::store::{OpenError, Shared};
 use crate::summary::Summary;
-use crate::tenant::{OpenBatch, StreamState, Tenant, open_tenant, tenant_dir};
+use crate::tenant::{OpenBatch, StreamState, Tenant, few, open_tenant, tenant_dir};
 use crate::terms::TermSet;
 use crate::wire::Reader;
 
@@ -316,8 +316,12 @@ impl Recovery<'_> {
             flags: batch.flags,
             stream: header.stream(),
             batch_number: header.batch_number,
+            last_sequence: header.last_sequence,
+            host: header.host.clone(),
             summary: facts.summary,
             terms: facts.terms,
+            instances: few(facts.instances.clone()),
+            telemetry: !facts.telemetry.is_empty(),
         };
         let mut state = tenant.state.write();
         state.last_received_at = state.last_received_at.max(Some(batch.received_at));

@@ -4,12 +4,12 @@
 //! file goes. A segment has its commit file's number, so a crash between any two steps is finished at the next
 //! start without anything twice.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
+use activity_schema::Event;
 use activity_schema::ids::StreamId;
-use activity_schema::{BatchHeader, Event};
 
 use crate::block::{BlockBuilder, BlockError};
 use crate::block_entry::{BlockEntry, ENTRY_FORK, ENTRY_TELEMETRY};
@@ -31,8 +31,6 @@ pub(crate) enum SealError {
     Block(#[from] BlockError),
     #[error("the index")]
     Index(#[from] sled::Error),
-    #[error("a stored header does not parse")]
-    Header(#[from] activity_schema::batch::HeaderError),
 }
 
 /// Seals a commit file. Repeating it after a failure is safe.
@@ -128,11 +126,20 @@ fn seal_stream(
     batches: &[Arc<OpenBatch>],
 ) -> Result<(), SealError> {
     let mut builder = BlockBuilder::default();
-    let mut gathered: Vec<(Arc<OpenBatch>, BlockFacts)> = Vec::new();
+    let mut gathered: Vec<(Arc<OpenBatch>, Vec<String>)> = Vec::new();
     for open in batches {
-        let batch = shared.read_open(tenant, open)?;
-        gathered.push((Arc::clone(open), BlockFacts::of(&batch)?));
-        builder.push(&batch);
+        let packed = shared.read_packed(tenant, open)?;
+        let packed = if open.instances.is_some() { builder.push_whole(packed)? } else { Some(packed) };
+        let instances = match packed {
+            None => open.instances.as_deref().unwrap_or_default().to_vec(),
+            Some(packed) => {
+                let read = packed.unpack();
+                let batch = read.map_err(|source| ReadError::Record { leaf: open.leaf_index, source })?;
+                builder.push(&batch);
+                open.instances.as_ref().map_or_else(|| instances_of(&batch), |known| known.to_vec())
+            }
+        };
+        gathered.push((Arc::clone(open), instances));
         if builder.raw_bytes() >= BLOCK_RAW_BYTES {
             put_block(shared, tenant, writer, keys, &mut builder, &mut gathered)?;
         }
@@ -143,37 +150,22 @@ fn seal_stream(
     put_block(shared, tenant, writer, keys, &mut builder, &mut gathered)
 }
 
-/// What an entry needs beyond what memory holds of an open batch.
-struct BlockFacts {
-    header: BatchHeader,
-    instances: Vec<String>,
-    telemetry: bool,
-}
-
-impl BlockFacts {
-    fn of(batch: &StoredBatch) -> Result<Self, SealError> {
-        /// Text that every `telemetry.*` line contains; the names are ours, and written without escapes.
-        const TELEMETRY: &[u8] = b"\"telemetry.";
-        let header = BatchHeader::parse(&batch.header_bytes)?;
-        let mut facts = BlockFacts { header, instances: Vec::new(), telemetry: false };
-        let mut last: &[u8] = b"";
-        for line in batch.all_lines() {
-            let StoredLine::Line(line) = line else { continue };
-            facts.telemetry |= memchr::memmem::find(line, TELEMETRY).is_some();
-            let instance = instance_text(line);
-            if instance == Some(last) && !last.is_empty() {
-                continue;
-            }
-            if let Ok(event) = Event::parse(line) {
-                last = instance.unwrap_or_default();
-                let instance = event.correlation.instance_id.as_str();
-                if !facts.instances.iter().any(|known| known == instance) {
-                    facts.instances.push(instance.to_owned());
-                }
-            }
+/// Every instance that a batch's lines name.
+fn instances_of(batch: &StoredBatch) -> Vec<String> {
+    let mut instances: BTreeSet<String> = BTreeSet::new();
+    let mut last: &[u8] = b"";
+    for line in batch.all_lines() {
+        let StoredLine::Line(line) = line else { continue };
+        let instance = instance_text(line);
+        if instance == Some(last) && !last.is_empty() {
+            continue;
         }
-        Ok(facts)
+        if let Ok(event) = Event::parse(line) {
+            last = instance.unwrap_or_default();
+            instances.insert(event.correlation.instance_id.as_str().to_owned());
+        }
     }
+    instances.into_iter().collect()
 }
 
 /// The raw bytes after `"instance_id":"`, only to see cheaply that a line names the same instance as the line before.
@@ -190,7 +182,7 @@ fn put_block(
     writer: &mut SegmentWriter<'_>,
     keys: &FileKeys<'_>,
     builder: &mut BlockBuilder,
-    gathered: &mut Vec<(Arc<OpenBatch>, BlockFacts)>,
+    gathered: &mut Vec<(Arc<OpenBatch>, Vec<String>)>,
 ) -> Result<(), SealError> {
     let payload = builder.finish(&shared.env, keys, &tenant.id)?;
     let gathered = std::mem::take(gathered);
@@ -200,14 +192,14 @@ fn put_block(
     Ok(())
 }
 
-fn entry_of(gathered: &[(Arc<OpenBatch>, BlockFacts)]) -> Option<BlockEntry> {
-    let ((first, facts), (last, last_facts)) = (gathered.first()?, gathered.last()?);
+fn entry_of(gathered: &[(Arc<OpenBatch>, Vec<String>)]) -> Option<BlockEntry> {
+    let ((first, _), (last, _)) = (gathered.first()?, gathered.last()?);
     let mut summary = first.summary;
     gathered.iter().skip(1).for_each(|(open, _)| summary.merge(&open.summary));
     let mut terms: Vec<u64> = gathered.iter().flat_map(|(open, _)| open.terms.iter().copied()).collect();
     terms.sort_unstable();
     terms.dedup();
-    let mut instances: Vec<String> = gathered.iter().flat_map(|(_, f)| f.instances.iter().cloned()).collect();
+    let mut instances: Vec<String> = gathered.iter().flat_map(|(_, own)| own.iter().cloned()).collect();
     instances.sort_unstable();
     instances.dedup();
     let fork = first.flags & FLAG_FORK != 0;
@@ -215,7 +207,7 @@ fn entry_of(gathered: &[(Arc<OpenBatch>, BlockFacts)]) -> Option<BlockEntry> {
         .iter()
         .filter(|_| fork)
         .map(|(open, _)| (open.hash, Stored { leaf_index: open.leaf_index, received_at: open.received_at }));
-    let telemetry = gathered.iter().any(|(_, f)| f.telemetry);
+    let telemetry = gathered.iter().any(|(open, _)| open.telemetry);
     Some(BlockEntry {
         summary,
         first_leaf: first.leaf_index,
@@ -225,11 +217,11 @@ fn entry_of(gathered: &[(Arc<OpenBatch>, BlockFacts)]) -> Option<BlockEntry> {
         len: 0,
         block: 0,
         stream: first.stream.clone(),
-        host: facts.header.host.clone(),
+        host: first.host.clone(),
         flags: (if fork { ENTRY_FORK } else { 0 }) | (if telemetry { ENTRY_TELEMETRY } else { 0 }),
         first_number: first.batch_number,
         last_number: last.batch_number,
-        last_sequence: last_facts.header.last_sequence,
+        last_sequence: last.last_sequence,
         last_hash: last.hash,
         received_min: first.received_at,
         received_max: last.received_at,

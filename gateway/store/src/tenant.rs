@@ -10,6 +10,7 @@ use activity_schema::{Hash, Timestamp};
 use parking_lot::{Mutex, RwLock};
 
 use crate::aead::{Secret, SectionKey, derive};
+use crate::check::INSTANCES_MAX;
 use crate::commit::FileId;
 use crate::coverage::Coverage;
 use crate::env::Env;
@@ -111,8 +112,19 @@ pub(crate) struct OpenBatch {
     pub flags: u8,
     pub stream: StreamId,
     pub batch_number: u64,
+    pub last_sequence: u64,
+    pub host: HostId,
     pub summary: Summary,
     pub terms: Box<[u64]>,
+    /// Of the lines that are kept; `None` when there are more than memory keeps.
+    pub instances: Option<Box<[String]>>,
+    /// It holds `telemetry.*` lines.
+    pub telemetry: bool,
+}
+
+/// The instances of an open batch, when they are few enough to be kept in memory.
+pub(crate) fn few(instances: Vec<String>) -> Option<Box<[String]>> {
+    (instances.len() < INSTANCES_MAX).then(|| instances.into_boxed_slice())
 }
 
 /// The tenant's keys, opened once.
