@@ -1,6 +1,8 @@
-//! The daemon: one thread records, one talks. They share nothing but channels and the spool's files.
+//! The daemon: one thread records, one waits for the disk, one talks. They share channels, the spool's files and
+//! the list of its sealed batches.
 
 mod agent;
+mod syncer;
 mod telemetry;
 
 use std::collections::BTreeMap;
@@ -34,6 +36,7 @@ use crate::spool::{
 };
 use crate::uplink::identity::{Identity, IdentityDir};
 use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink};
+use syncer::Syncer;
 use telemetry::ClassPlan;
 
 /// Records of one drain pass: with at most two lines each they fit one frame, so that frame and cursor are one write.
@@ -110,9 +113,11 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
     let mailbox = Mailbox { sender, wake: wake.clone() };
     let network = Network::start(config, enrolment, identity_dir, &daemon, mailbox)?;
+    let syncer = Syncer::start(network.told_of_sealed())?;
     daemon.announce(network.socket_open);
-    daemon.work(&mailbox_out, &wake, &network);
-    daemon.stop(&network);
+    daemon.work(&mailbox_out, &wake, &syncer);
+    daemon.stop(&syncer);
+    syncer.finish();
     network.finish();
     Ok(())
 }
@@ -339,7 +344,7 @@ impl Daemon {
                 first_time: since,
                 last_time: until,
                 sequences: None,
-                emitted: false,
+                emitted_in: None,
             });
         }
     }
@@ -366,7 +371,7 @@ impl Daemon {
                 first_time: newest,
                 last_time,
                 sequences,
-                emitted: false,
+                emitted_in: None,
             };
             for (first, last) in corrupt_batches {
                 self.recorder.lose(loss(last - first + 1, true, Some((first, last)), newest));
@@ -377,7 +382,7 @@ impl Daemon {
         }
     }
 
-    fn work(&mut self, mailbox: &mpsc::Receiver<Message>, wake: &EventFd, network: &Network) {
+    fn work(&mut self, mailbox: &mpsc::Receiver<Message>, wake: &EventFd, syncer: &Syncer<OsDisk>) {
         while !self.stopping {
             let _ = wake.read();
             self.read_clock();
@@ -385,7 +390,7 @@ impl Daemon {
             more |= self.drain();
             self.duties();
             self.recorder.flush(None);
-            network.sealed(self.recorder.seal_due());
+            syncer.sync(self.recorder.seal_due());
             if !more {
                 self.wait(wake);
             }
@@ -544,7 +549,7 @@ impl Daemon {
             first_time: wall,
             last_time: wall,
             sequences: None,
-            emitted: false,
+            emitted_in: None,
         });
     }
 
@@ -604,7 +609,7 @@ impl Daemon {
     }
 
     /// A graceful end: the last records, the word that it is the end, everything sealed, programs unpinned.
-    fn stop(&mut self, network: &Network) {
+    fn stop(&mut self, syncer: &Syncer<OsDisk>) {
         self.read_clock();
         while self.drain() {}
         self.each_second(self.recorder.clock().boot_ns);
@@ -614,7 +619,7 @@ impl Daemon {
         telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);
         telemetry::stopped(&mut self.recorder, &own, "signal");
         self.recorder.seal_all();
-        network.sealed(self.recorder.seal_due());
+        syncer.sync(self.recorder.seal_due());
         if let Some(kernel) = self.kernel.take() {
             kernel.detach();
         }
@@ -733,10 +738,13 @@ impl Network {
         Ok(Network { thread: Some(thread), to_uplink: Some(to_uplink), socket_open, stop, socket_path })
     }
 
-    fn sealed(&self, batches: Vec<Sealed>) {
-        let Some(to_uplink) = &self.to_uplink else { return };
-        for Sealed { epoch, class, number, bytes } in batches {
-            let _ = to_uplink.send(ToUplink::Sealed { epoch, class, number, bytes });
+    /// Tells the uplink that a batch may be sent.
+    fn told_of_sealed(&self) -> impl Fn(Sealed) + Send + 'static {
+        let to_uplink = self.to_uplink.clone();
+        move |Sealed { epoch, class, number, bytes }| {
+            if let Some(to_uplink) = &to_uplink {
+                let _ = to_uplink.send(ToUplink::Sealed { epoch, class, number, bytes });
+            }
         }
     }
 

@@ -468,7 +468,7 @@ impl Observer {
             first_time,
             last_time,
             sequences: None,
-            emitted: false,
+            emitted_in: None,
         });
     }
 

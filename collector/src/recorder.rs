@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::clock::ClockReading;
 use crate::sandbox::Instance;
-use crate::spool::{AppendError, Disk, Line, Loss, LossKey, RingCursor, Sealed, Shed, Spool};
+use crate::spool::{AppendError, Disk, Line, Loss, LossKey, RingCursor, Shed, Spool, Unsynced};
 
 /// Lines held before they are appended; a drain pass is cut at this.
 const PENDING_LINES_MAX: usize = 256;
@@ -92,7 +92,7 @@ pub struct Recorder<D: Disk> {
     clock_id: String,
     streams: [String; 3],
     pending: [Pending; 3],
-    sealed: Vec<Sealed>,
+    sealed: Vec<Unsynced<D>>,
     own: Arc<Instance>,
     /// Events that the catalogue refused: a defect here or a bad submission.
     pub refused: u64,
@@ -276,7 +276,7 @@ impl<D: Disk> Recorder<D> {
             first_time: first.unwrap_or(self.clock.wall),
             last_time: last.unwrap_or(self.clock.wall),
             sequences: None,
-            emitted: false,
+            emitted_in: None,
         });
     }
 
@@ -299,7 +299,7 @@ impl<D: Disk> Recorder<D> {
                 first_time: batches.iter().map(|b| b.occurred_min).min().unwrap_or(first.occurred_min),
                 last_time: batches.iter().map(|b| b.occurred_max).max().unwrap_or(last.occurred_max),
                 sequences: Some((first.first_sequence, last.last_sequence)),
-                emitted: false,
+                emitted_in: None,
             });
         }
     }
@@ -324,14 +324,15 @@ impl<D: Disk> Recorder<D> {
             if self.record_as(loss.event_id, draft).is_ok() {
                 self.flush_class(Class::Critical, None);
                 if self.spool.next_sequence(Class::Critical) > before {
-                    self.spool.ledger.emitted(loss.event_id);
+                    self.spool.loss_told(loss.event_id);
                 }
             }
         }
     }
 
-    /// Seals what is due; batches sealed since the last call.
-    pub fn seal_due(&mut self) -> Vec<Sealed> {
+    /// Seals what is due; batches sealed since the last call, to be synced.
+    pub fn seal_due(&mut self) -> Vec<Unsynced<D>> {
+        self.spool.forget_told_losses();
         for class in Class::ALL {
             if self.spool.seal_due(*class, self.clock.boot_ns, 0, 0) {
                 self.seal(*class);

@@ -27,6 +27,7 @@ mod slots;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod unsynced;
 
 pub use disk::{Disk, OsDisk};
 pub use epoch::{AckState, EpochIdentity, EpochSpool};
@@ -35,6 +36,7 @@ pub use ledger::{Ledger, Loss, LossKey};
 pub use reader::{ReadError, SpoolReader};
 pub use recover::Damage;
 pub use stream::{BatchRef, Line};
+pub use unsynced::Unsynced;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -221,7 +223,10 @@ impl<D: Disk> Spool<D> {
                 ring_names: RING_NAMES,
             };
             for stream in epoch.streams.values_mut() {
-                stream.seal(&context, &epoch.signer)?;
+                if let Some(batch) = stream.seal(&context, &epoch.signer)? {
+                    Unsynced::sync(std::slice::from_ref(&batch))?;
+                    batch.finish();
+                }
             }
         }
         Ok(())
@@ -298,8 +303,13 @@ impl<D: Disk> Spool<D> {
             .min()
     }
 
-    /// Seals and fsyncs the open batch of a class.
-    pub fn seal(&mut self, class: Class, clock: ClockState, now: Timestamp) -> io::Result<Option<Sealed>> {
+    /// Seals the open batch of a class. It may be sent when it is synced and finished.
+    pub fn seal(
+        &mut self,
+        class: Class,
+        clock: ClockState,
+        now: Timestamp,
+    ) -> io::Result<Option<Unsynced<D>>> {
         let facts = self.current.facts.clone();
         let context = SealContext {
             header: &facts,
@@ -309,16 +319,21 @@ impl<D: Disk> Spool<D> {
             ring_names: RING_NAMES,
         };
         let Some(stream) = self.current.streams.get_mut(&class) else { return Ok(None) };
-        let sealed = stream.seal(&context, &self.current.signer)?;
-        if class == Class::Critical {
-            self.ledger.synced();
+        stream.seal(&context, &self.current.signer)
+    }
+
+    /// The event of a loss was appended to the open critical batch.
+    pub fn loss_told(&mut self, event_id: uuid::Uuid) {
+        if let Some(stream) = self.current.streams.get(&Class::Critical) {
+            self.ledger.emitted(event_id, stream.next_batch);
         }
-        Ok(sealed.map(|batch| Sealed {
-            epoch: self.current.identity.epoch.clone(),
-            class,
-            number: batch.number,
-            bytes: batch.raw_bytes,
-        }))
+    }
+
+    /// Forgets the losses whose events are on disk by now.
+    pub fn forget_told_losses(&mut self) {
+        if let Some(stream) = self.current.streams.get(&Class::Critical) {
+            self.ledger.synced(stream.synced());
+        }
     }
 
     /// The gateway holds a batch durably.

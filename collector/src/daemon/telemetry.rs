@@ -177,12 +177,11 @@ pub fn heartbeat<D: Disk>(recorder: &mut Recorder<D>, own: &Instance, complete_u
             entry.set("stream", spool.stream_text(*class)).set("class", class.as_str());
             entry.set("last_sequence", spool.next_sequence(*class) - 1);
             entry.set("acked_sequence", acked.map_or(0, |a| a.sequence));
-            entry.set("batches_pending", epoch.reader().pending(*class).len() as u64);
+            entry.set("batches_pending", epoch.streams.get(class).map_or(0, |s| s.pending().0) as u64);
             Value::Object(entry)
         })
         .collect();
-    let oldest =
-        Class::ALL.iter().filter_map(|c| epoch.reader().pending(*c).first().map(|b| b.occurred_min)).min();
+    let oldest = epoch.streams.values().filter_map(|s| s.pending().1).min();
     let clock = *recorder.clock();
     let mut payload = Payload::new();
     payload.set_some("last_receipt_hash", epoch.acks.last_receipt_hash.map(|h| h.to_hex()));

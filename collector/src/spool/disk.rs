@@ -14,10 +14,8 @@ pub trait Disk: Clone + Send + Sync + 'static {
     fn list(&self, path: &Path) -> io::Result<Vec<String>>;
     fn read(&self, path: &Path) -> io::Result<Vec<u8>>;
     fn read_range(&self, path: &Path, from: u64, len: usize) -> io::Result<Vec<u8>>;
-    /// Opens for appending; creates the file (mode 0600) when absent.
-    fn open_append(&self, path: &Path) -> io::Result<Self::File>;
-    /// Opens an existing file for [`DiskFile::write_at`].
-    fn open_in_place(&self, path: &Path) -> io::Result<Self::File>;
+    /// Opens for reading and writing; creates the file (mode 0600) when absent.
+    fn open(&self, path: &Path) -> io::Result<Self::File>;
     /// Writes a whole file beside its place, syncs it, renames it over and syncs the folder.
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()>;
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -26,12 +24,12 @@ pub trait Disk: Clone + Send + Sync + 'static {
 }
 
 /// An open file of a [`Disk`].
-pub trait DiskFile: Send {
-    /// Appends all bytes or none that count: on error the caller truncates back.
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    fn sync(&mut self) -> io::Result<()>;
-    fn truncate(&mut self, len: u64) -> io::Result<()>;
+pub trait DiskFile: Send + Sync + 'static {
+    /// Writes all bytes or, on error, any part of them: behind the end the caller truncates back.
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
+    /// What was written is on the disk. After an error it may be neither there nor tried again: write it anew.
+    fn sync(&self) -> io::Result<()>;
+    fn truncate(&self, len: u64) -> io::Result<()>;
 }
 
 /// The operating system's files.
@@ -67,12 +65,8 @@ impl Disk for OsDisk {
         Ok(bytes)
     }
 
-    fn open_append(&self, path: &Path) -> io::Result<File> {
-        OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path)
-    }
-
-    fn open_in_place(&self, path: &Path) -> io::Result<File> {
-        OpenOptions::new().read(true).write(true).open(path)
+    fn open(&self, path: &Path) -> io::Result<File> {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -104,19 +98,15 @@ pub fn sibling(path: &Path) -> PathBuf {
 }
 
 impl DiskFile for File {
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.write_all(bytes)
-    }
-
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.write_all_at(bytes, offset)
     }
 
-    fn sync(&mut self) -> io::Result<()> {
+    fn sync(&self) -> io::Result<()> {
         self.sync_data()
     }
 
-    fn truncate(&mut self, len: u64) -> io::Result<()> {
+    fn truncate(&self, len: u64) -> io::Result<()> {
         self.set_len(len)
     }
 }

@@ -48,7 +48,11 @@ pub enum FrameError {
     Malformed { len: usize },
 }
 
-pub fn encode_lines(cursors: &[RingCursor], lines: &[Vec<u8>], out: &mut Vec<u8>) {
+pub fn encode_lines<'a>(
+    cursors: &[RingCursor],
+    lines: impl IntoIterator<Item = &'a [u8]>,
+    out: &mut Vec<u8>,
+) {
     frame(LINES, out, |out| {
         debug_assert!(cursors.len() < 256);
         out.put_u8(u8::try_from(cursors.len()).unwrap_or(u8::MAX));

@@ -43,8 +43,9 @@ pub struct Loss {
     pub last_time: Timestamp,
     /// Sequence range, for sequenced losses.
     pub sequences: Option<(u64, u64)>,
-    /// The event was appended and waits for fsync; a further loss opens another entry.
-    pub emitted: bool,
+    /// The batch that its event is in, which waits for fsync; a further loss opens another entry.
+    #[serde(skip)]
+    pub emitted_in: Option<u64>,
 }
 
 pub struct Ledger<D: Disk> {
@@ -58,19 +59,14 @@ impl<D: Disk> Ledger<D> {
     /// Entries of a run that was cut short are there again, to be emitted under the same ids.
     pub fn open(disk: &D, path: &Path) -> io::Result<Self> {
         let (slots, state) = Slots::open::<D, Vec<Loss>>(disk, path)?;
-        let mut entries: Vec<Loss> = state.unwrap_or_default();
-        for entry in &mut entries {
-            entry.emitted = false;
-        }
-        Ok(Ledger { slots, entries, unpersisted: false })
+        Ok(Ledger { slots, entries: state.unwrap_or_default(), unpersisted: false })
     }
 
     /// Adds a loss; merged into an open entry of the same key when neither is sequenced.
     pub fn add(&mut self, loss: Loss) {
-        let open = self
-            .entries
-            .iter_mut()
-            .find(|e| !e.emitted && e.key == loss.key && e.sequences.is_none() && loss.sequences.is_none());
+        let open = self.entries.iter_mut().find(|e| {
+            e.emitted_in.is_none() && e.key == loss.key && e.sequences.is_none() && loss.sequences.is_none()
+        });
         if let Some(entry) = open {
             entry.count = entry.count.saturating_add(loss.count);
             entry.exact &= loss.exact;
@@ -86,7 +82,7 @@ impl<D: Disk> Ledger<D> {
 
     /// Too many kinds of loss at once: the last open entry takes the count and gives up its precision.
     fn fold(&mut self, loss: Loss) {
-        if let Some(entry) = self.entries.iter_mut().rev().find(|e| !e.emitted) {
+        if let Some(entry) = self.entries.iter_mut().rev().find(|e| e.emitted_in.is_none()) {
             entry.count = entry.count.saturating_add(loss.count);
             entry.exact = false;
             entry.key.instance = None;
@@ -104,20 +100,20 @@ impl<D: Disk> Ledger<D> {
 
     /// Entries to write as events now.
     pub fn to_emit(&self) -> Vec<Loss> {
-        self.entries.iter().filter(|e| !e.emitted).cloned().collect()
+        self.entries.iter().filter(|e| e.emitted_in.is_none()).cloned().collect()
     }
 
-    /// The event of this entry was appended.
-    pub fn emitted(&mut self, event_id: Uuid) {
+    /// The event of this entry was appended to a batch.
+    pub(super) fn emitted(&mut self, event_id: Uuid, batch_number: u64) {
         if let Some(entry) = self.entries.iter_mut().find(|e| e.event_id == event_id) {
-            entry.emitted = true;
+            entry.emitted_in = Some(batch_number);
         }
     }
 
-    /// Everything that was emitted is fsynced.
-    pub fn synced(&mut self) {
+    /// Batches up to `batch_number` are fsynced.
+    pub(super) fn synced(&mut self, batch_number: u64) {
         let before = self.entries.len();
-        self.entries.retain(|e| !e.emitted);
+        self.entries.retain(|e| e.emitted_in.is_none_or(|number| number > batch_number));
         if self.entries.len() != before {
             self.persist();
         }

@@ -7,6 +7,7 @@ use activity_schema::merkle::{Frontier, Hash};
 use activity_schema::{Class, merkle};
 use bytes::Bytes;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::disk::Disk;
 use super::frame::{self, Frame};
@@ -37,8 +38,11 @@ pub struct SpoolReader<D: Disk> {
 impl<D: Disk> SpoolReader<D> {
     /// Reads one batch. Lines that cannot be read back whole make it a header alone: the chain holds, and the
     /// gateway counts the lines as missing.
-    pub fn read(&self, class: Class, number: u64) -> Result<SignedBatch, ReadError> {
+    pub fn read(&self, class: Class, number: u64) -> Result<Arc<SignedBatch>, ReadError> {
         let reference = self.find(class, number).ok_or(ReadError::Absent { number })?;
+        if let Some(fresh) = reference.fresh {
+            return Ok(fresh);
+        }
         let bytes = match self.read_range(&reference) {
             Ok(bytes) => bytes,
             // Shed or released between the look-up and the read: look again.
@@ -47,7 +51,7 @@ impl<D: Disk> SpoolReader<D> {
                 self.read_range(&again).map_err(|source| ReadError::Io { number, source })?
             }
         };
-        assemble(&bytes, number)
+        assemble(&bytes, number).map(Arc::new)
     }
 
     /// Hash of a batch that is still in the spool.
@@ -55,8 +59,10 @@ impl<D: Disk> SpoolReader<D> {
         self.find(class, number).map(|b| b.hash)
     }
 
+    /// What may be sent: sealed, on disk, not released.
     pub fn pending(&self, class: Class) -> Vec<BatchRef> {
-        self.batches.get(&class).map(|index| lock(index).iter().cloned().collect()).unwrap_or_default()
+        let Some(index) = self.batches.get(&class) else { return Vec::new() };
+        lock(index).iter().take_while(|b| b.synced).cloned().collect()
     }
 
     fn find(&self, class: Class, number: u64) -> Option<BatchRef> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use activity_schema::batch::{BatchHeader, SignedBatch};
 use activity_schema::merkle::Hash;
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use super::disk::{Disk, DiskFile};
 use super::frame::{self, Frame, FrameError, SEGMENT_MAGIC};
 use super::stream::{BatchIndex, OpenBatch, SEGMENT_BYTES, Segment, StreamLog, lock};
+use super::unsynced::SegmentFile;
 
 /// What recovery found wrong in one stream.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -41,6 +43,7 @@ pub(super) fn open_stream<D: Disk>(
         segments: std::collections::VecDeque::new(),
         file: None,
         batches,
+        synced: Arc::default(),
         open: OpenBatch::default(),
         next_sequence: 1,
         next_batch: 1,
@@ -60,6 +63,11 @@ pub(super) fn open_stream<D: Disk>(
             break;
         }
     }
+    if damage.broken {
+        // Open lines behind a hole cannot be sealed; they are part of the loss that the damage becomes.
+        log.open = OpenBatch::default();
+    }
+    log.sync_recovered()?;
     Ok((log, damage))
 }
 
@@ -128,6 +136,9 @@ fn read_segment<D: Disk>(
         damage.broken |= !last || corrupt;
     }
     if last && !damage.broken {
+        if log.open.count() > 0 {
+            log.open.frames = bytes[start..at].to_vec();
+        }
         resume_segment(log, path, at as u64)?;
     }
     Ok(())
@@ -136,14 +147,14 @@ fn read_segment<D: Disk>(
 /// Opens the newest segment for appending, cut behind its last whole frame.
 fn resume_segment<D: Disk>(log: &mut StreamLog<D>, path: PathBuf, len: u64) -> io::Result<()> {
     let Some(segment) = log.segments.back_mut() else { return Ok(()) };
-    let mut file = log.disk.open_append(&path)?;
+    let file = log.disk.open(&path)?;
     if segment.bytes != len {
         file.truncate(len)?;
         file.sync()?;
         segment.bytes = len;
     }
     if log.open.count() > 0 || (len < SEGMENT_BYTES && !segment.shed) {
-        log.file = Some(file);
+        log.file = Some(Arc::new(SegmentFile::new(file)));
     }
     Ok(())
 }

@@ -38,8 +38,7 @@ impl<F: DiskFile> Slots<F> {
             .filter_map(read_slot::<T>)
             .max_by_key(|(generation, _)| *generation);
         let (generation, state) = newest.map_or((0, None), |(g, s)| (g, Some(s)));
-        // Appending handles cannot write in place on Linux (pwrite(2), BUGS), so this one is opened anew.
-        Ok((Slots { file: disk.open_in_place(path)?, generation }, state))
+        Ok((Slots { file: disk.open(path)?, generation }, state))
     }
 
     /// Writes a state; with `durable` it is on disk when this returns.

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use activity_schema::batch::{BATCH_RAW_BYTES_MAX, BATCH_VERSION, BatchHeader, ClockState, SignedBatch};
@@ -12,6 +13,7 @@ use activity_schema::{StreamId, Timestamp};
 
 use super::disk::{Disk, DiskFile};
 use super::frame::{self, RingCursor, SEGMENT_MAGIC};
+use super::unsynced::{SegmentFile, Unsynced};
 
 /// A segment is closed at the first seal past this size; the grain of release and shedding.
 pub const SEGMENT_BYTES: u64 = 1024 * 1024;
@@ -37,6 +39,10 @@ pub struct BatchRef {
     pub range: (u64, u64),
     pub raw_bytes: u64,
     pub shed: bool,
+    /// It is on disk for certain: it may be sent.
+    pub synced: bool,
+    /// The batch itself, while it is new: it need not be read back to be sent.
+    pub fresh: Option<Arc<SignedBatch>>,
 }
 
 impl BatchRef {
@@ -61,6 +67,10 @@ pub struct OpenBatch {
     pub occurred_max: Timestamp,
     pub start_offset: u64,
     pub opened_at_ns: u64,
+    /// The frames, as they lie in the segment from `start_offset` on.
+    pub frames: Vec<u8>,
+    /// Failed fsyncs of the segment before the first of `frames` was written.
+    pub failures: u32,
 }
 
 impl OpenBatch {
@@ -91,8 +101,10 @@ pub struct StreamLog<D: Disk> {
     pub dir: PathBuf,
     pub stream: StreamId,
     pub segments: VecDeque<Segment>,
-    pub file: Option<D::File>,
+    pub file: Option<Arc<SegmentFile<D::File>>>,
     pub batches: BatchIndex,
+    /// Number of the newest batch that is on disk for certain.
+    pub synced: Arc<AtomicU64>,
     pub open: OpenBatch,
     pub next_sequence: u64,
     pub next_batch: u64,
@@ -133,14 +145,12 @@ impl<D: Disk> StreamLog<D> {
     pub fn append(&mut self, lines: &[Line], cursors: &[RingCursor], now_ns: u64) -> io::Result<()> {
         debug_assert!(lines.iter().map(|l| l.bytes.len() as u64).sum::<u64>() < BATCH_RAW_BYTES_MAX);
         self.ensure_segment()?;
-        let bytes: Vec<Vec<u8>> = lines.iter().map(|l| l.bytes.clone()).collect();
-        let mut frame = Vec::with_capacity(lines.iter().map(|l| l.bytes.len() + 4).sum::<usize>() + 64);
-        frame::encode_lines(cursors, &bytes, &mut frame);
         if self.open.count() == 0 {
             self.open.start_offset = self.active_bytes();
             self.open.opened_at_ns = now_ns;
+            self.open.failures = self.file.as_ref().map_or(0, |f| f.failures());
         }
-        self.append_frame(&frame)?;
+        self.append_frame(|out| frame::encode_lines(cursors, lines.iter().map(|l| &*l.bytes), out))?;
         for line in lines {
             self.open.add(&line.bytes, line.occurred_at);
         }
@@ -151,8 +161,9 @@ impl<D: Disk> StreamLog<D> {
         Ok(())
     }
 
-    /// Seals the open lines: header, signature, fsync. `None` when there are none.
-    pub fn seal(&mut self, context: &SealContext<'_>, signer: &Signer) -> io::Result<Option<BatchRef>> {
+    /// Seals the open lines: header and signature. `None` when there are none. The batch may be sent once it is
+    /// [synced](Unsynced::sync).
+    pub fn seal(&mut self, context: &SealContext<'_>, signer: &Signer) -> io::Result<Option<Unsynced<D>>> {
         let count = self.open.count();
         if count == 0 {
             return Ok(None);
@@ -182,19 +193,17 @@ impl<D: Disk> StreamLog<D> {
             version: BATCH_VERSION,
         };
         let batch = SignedBatch::sign(header, None, signer);
-        let mut frame = Vec::with_capacity(1100);
-        frame::encode_seal(&batch.header_bytes, &batch.signature, false, &mut frame);
-        let start = self.open.start_offset;
-        self.append_frame(&frame)?;
-        if let Some(file) = &mut self.file {
-            file.sync()?;
-        }
+        self.append_frame(|out| frame::encode_seal(&batch.header_bytes, &batch.signature, false, out))?;
+        let file = self.file.clone().ok_or_else(no_segment)?;
+        let OpenBatch { start_offset: start, frames, failures, .. } = std::mem::take(&mut self.open);
         let reference = self.sealed(&batch, (start, self.active_bytes()), false);
-        lock(&self.batches).push_back(reference.clone());
+        lock(&self.batches).push_back(reference);
         if self.active_bytes() >= SEGMENT_BYTES {
             self.file = None;
         }
-        Ok(Some(reference))
+        let (index, synced) = (self.batches.clone(), self.synced.clone());
+        let stream = self.stream.clone();
+        Ok(Some(Unsynced { stream, batch, file, failures, start, frames, index, synced }))
     }
 
     /// Moves the heads past a sealed batch; used at seal and at recovery.
@@ -215,7 +224,33 @@ impl<D: Disk> StreamLog<D> {
             range,
             raw_bytes: h.raw_bytes,
             shed,
+            synced: false,
+            fresh: None,
         }
+    }
+
+    /// Batches that are not released, and when the oldest event in them occurred.
+    pub fn pending(&self) -> (usize, Option<Timestamp>) {
+        let batches = lock(&self.batches);
+        (batches.len(), batches.front().map(|b| b.occurred_min))
+    }
+
+    /// Number of the newest batch that is on disk for certain.
+    pub fn synced(&self) -> u64 {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    /// Everything sealed is on disk: what was read back after a kill may not have been.
+    pub fn sync_recovered(&mut self) -> io::Result<()> {
+        let mut batches = lock(&self.batches);
+        for segment in &self.segments {
+            if batches.iter().any(|b| b.segment == segment.path) {
+                self.disk.open(&segment.path)?.sync()?;
+            }
+        }
+        batches.iter_mut().for_each(|b| b.synced = true);
+        self.synced.store(self.next_batch - 1, Ordering::Release);
+        Ok(())
     }
 
     /// Forgets batches up to `number`; removes segments that hold nothing else. The newest segment stays: it
@@ -266,6 +301,7 @@ impl<D: Disk> StreamLog<D> {
             if let Some(range) = ranges.get(&batch.number) {
                 batch.shed = true;
                 batch.range = *range;
+                batch.fresh = None;
                 shed.push(batch.clone());
             }
         }
@@ -281,26 +317,34 @@ impl<D: Disk> StreamLog<D> {
             return Ok(());
         }
         let path = self.dir.join(format!("{:020}.seg", self.next_sequence));
-        let mut file = self.disk.open_append(&path)?;
-        let fresh = file.append(SEGMENT_MAGIC).and_then(|()| self.disk.sync_dir(&self.dir));
+        let file = self.disk.open(&path)?;
+        let fresh = file.write_at(0, SEGMENT_MAGIC).and_then(|()| self.disk.sync_dir(&self.dir));
         if let Err(e) = fresh {
             let _ = self.disk.remove(&path);
             return Err(e);
         }
         self.segments.push_back(Segment { path, bytes: SEGMENT_MAGIC.len() as u64, shed: false });
-        self.file = Some(file);
+        self.file = Some(Arc::new(SegmentFile::new(file)));
         Ok(())
     }
 
-    fn append_frame(&mut self, frame: &[u8]) -> io::Result<()> {
-        let (Some(file), Some(segment)) = (self.file.as_mut(), self.segments.back_mut()) else {
-            return Err(io::Error::other("no active segment"));
+    fn append_frame(&mut self, encode: impl FnOnce(&mut Vec<u8>)) -> io::Result<()> {
+        let (Some(file), Some(segment)) = (&self.file, self.segments.back_mut()) else {
+            return Err(no_segment());
         };
-        if let Err(e) = file.append(frame) {
-            file.truncate(segment.bytes)?;
+        let frames = &mut self.open.frames;
+        let before = frames.len();
+        encode(frames);
+        if let Err(e) = file.file.write_at(segment.bytes, &frames[before..]) {
+            frames.truncate(before);
+            file.file.truncate(segment.bytes)?;
             return Err(e);
         }
-        segment.bytes += frame.len() as u64;
+        segment.bytes += (frames.len() - before) as u64;
         Ok(())
     }
+}
+
+fn no_segment() -> io::Error {
+    io::Error::other("no active segment")
 }

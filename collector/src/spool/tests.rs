@@ -24,6 +24,21 @@ struct FileState {
     bytes: Vec<u8>,
     /// What survives a power cut.
     synced: Vec<u8>,
+    /// From here on the kernel has bytes to write; a failed fsync forgets that.
+    dirty_from: usize,
+}
+
+impl FileState {
+    fn whole(bytes: &[u8]) -> Self {
+        FileState { bytes: bytes.to_vec(), synced: bytes.to_vec(), dirty_from: bytes.len() }
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        let end = self.bytes.len().max(at + bytes.len());
+        self.bytes.resize(end, 0);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.dirty_from = self.dirty_from.min(at);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -32,6 +47,7 @@ struct DiskState {
     /// Fails the operation that finds this at zero; `None` never fails.
     fail_after: Option<u32>,
     full: bool,
+    sync_fails: bool,
     dead: bool,
 }
 
@@ -58,17 +74,18 @@ impl FaultyDisk {
     /// The process is gone; with `power_cut`, each file keeps its synced bytes and part of the rest.
     fn restart(&self, power_cut: Option<u8>) {
         let mut state = self.0.lock().unwrap();
-        (state.dead, state.fail_after, state.full) = (false, None, false);
+        (state.dead, state.fail_after, state.full, state.sync_fails) = (false, None, false, false);
         for file in state.files.values_mut() {
-            if let Some(part) = power_cut
-                && file.bytes.len() >= file.synced.len()
-                && file.bytes.starts_with(&file.synced)
-            {
-                let unsynced = file.bytes.len() - file.synced.len();
-                let keep = file.synced.len() + unsynced * usize::from(part) / 256;
-                file.bytes.truncate(keep);
+            if let Some(part) = power_cut {
+                if file.bytes.starts_with(&file.synced) {
+                    let unsynced = file.bytes.len() - file.synced.len();
+                    let keep = file.synced.len() + unsynced * usize::from(part) / 256;
+                    file.bytes.truncate(keep);
+                } else {
+                    file.bytes.clone_from(&file.synced);
+                }
             }
-            file.synced = file.bytes.clone();
+            *file = FileState::whole(&file.bytes);
         }
     }
 }
@@ -101,21 +118,18 @@ impl Disk for FaultyDisk {
         let all = self.read(path)?;
         all.get(from as usize..from as usize + len).map(<[u8]>::to_vec).ok_or_else(not_found)
     }
-    fn open_append(&self, path: &Path) -> io::Result<FaultyFile> {
+    fn open(&self, path: &Path) -> io::Result<FaultyFile> {
         self.with(|s| {
             s.files.entry(path.to_owned()).or_default();
             Ok(FaultyFile { disk: self.clone(), path: path.to_owned() })
         })
-    }
-    fn open_in_place(&self, path: &Path) -> io::Result<FaultyFile> {
-        self.open_append(path)
     }
     fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
         self.with(|s| {
             if s.full {
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
-            s.files.insert(path.to_owned(), FileState { bytes: bytes.to_vec(), synced: bytes.to_vec() });
+            s.files.insert(path.to_owned(), FileState::whole(bytes));
             Ok(())
         })
     }
@@ -136,16 +150,21 @@ struct FaultyFile {
 }
 
 impl DiskFile for FaultyFile {
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let path = self.path.clone();
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let (path, at) = (self.path.clone(), offset as usize);
         let result = self.disk.with(|s| {
             let full = s.full;
             let file = s.files.get_mut(&path).ok_or_else(not_found)?;
-            if full {
-                file.bytes.extend_from_slice(&bytes[..bytes.len() / 3]);
+            // Only what needs new blocks can find the disk full.
+            if full && at + bytes.len() > file.bytes.len() {
+                file.write(at, &bytes[..bytes.len() / 3]);
                 return Err(io::Error::from(io::ErrorKind::StorageFull));
             }
-            file.bytes.extend_from_slice(bytes);
+            file.write(at, bytes);
+            if path.extension().is_none_or(|e| e != "seg") {
+                // A slot; that a torn one is passed over is its own matter.
+                *file = FileState::whole(&file.bytes);
+            }
             Ok(())
         });
         if let Err(e) = &result
@@ -153,32 +172,31 @@ impl DiskFile for FaultyFile {
             && let Some(file) = self.disk.0.lock().unwrap().files.get_mut(&path)
         {
             // A kill inside write(2) leaves a part of it.
-            file.bytes.extend_from_slice(&bytes[..bytes.len() / 2]);
+            file.write(at, &bytes[..bytes.len() / 2]);
         }
         result
     }
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    fn sync(&self) -> io::Result<()> {
         let path = self.path.clone();
         self.disk.with(|s| {
+            let fails = s.sync_fails;
             let file = s.files.get_mut(&path).ok_or_else(not_found)?;
-            let at = offset as usize;
-            file.bytes[at..at + bytes.len()].copy_from_slice(bytes);
-            file.synced = file.bytes.clone();
+            let from = file.dirty_from.min(file.bytes.len());
+            file.dirty_from = file.bytes.len();
+            if fails {
+                return Err(io::Error::other("the disk does not answer"));
+            }
+            file.synced.resize(file.bytes.len(), 0);
+            file.synced[from..].copy_from_slice(&file.bytes[from..]);
             Ok(())
         })
     }
-    fn sync(&mut self) -> io::Result<()> {
+    fn truncate(&self, len: u64) -> io::Result<()> {
         let path = self.path.clone();
         self.disk.with(|s| {
             let file = s.files.get_mut(&path).ok_or_else(not_found)?;
-            file.synced = file.bytes.clone();
-            Ok(())
-        })
-    }
-    fn truncate(&mut self, len: u64) -> io::Result<()> {
-        let path = self.path.clone();
-        self.disk.with(|s| {
-            s.files.get_mut(&path).ok_or_else(not_found)?.bytes.truncate(len as usize);
+            file.bytes.truncate(len as usize);
+            file.dirty_from = file.dirty_from.min(len as usize);
             Ok(())
         })
     }
@@ -230,10 +248,29 @@ fn sealed_lines(spool: &Spool<FaultyDisk>, class: Class) -> Vec<Vec<u8>> {
     out
 }
 
+/// Seals a class and waits until the batch is on disk.
+fn seal(spool: &mut Spool<FaultyDisk>, class: Class) -> io::Result<()> {
+    let batches = spool.seal(class, CLOCK, Timestamp::from_nanos(9))?.into_iter().collect::<Vec<_>>();
+    Unsynced::sync(&batches)?;
+    batches.into_iter().for_each(|batch| drop(batch.finish()));
+    Ok(())
+}
+
+/// Syncs what waits; whether that worked.
+fn sync(waiting: &mut Vec<Unsynced<FaultyDisk>>) -> bool {
+    let synced = Unsynced::sync(waiting).is_ok();
+    if synced {
+        waiting.drain(..).for_each(|batch| drop(batch.finish()));
+    }
+    synced
+}
+
 #[derive(Debug, Clone)]
 enum Step {
     Append(u8),
     Seal,
+    Sync,
+    SyncFails(bool),
     Release,
     Full(bool),
     Kill { after: u32 },
@@ -244,6 +281,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         8 => (1u8..6).prop_map(Step::Append),
         4 => Just(Step::Seal),
+        4 => Just(Step::Sync),
+        1 => any::<bool>().prop_map(Step::SyncFails),
         1 => Just(Step::Release),
         1 => any::<bool>().prop_map(Step::Full),
         1 => (0u32..6).prop_map(|after| Step::Kill { after }),
@@ -262,6 +301,8 @@ proptest! {
         let (mut next, mut run) = (1u64, 0u32);
         // Lines appended with success, and how many of them (a prefix) are sealed or released.
         let (mut appended, mut durable, mut released): (Vec<Vec<u8>>, usize, usize) = (vec![], 0, 0);
+        // Sealed and not yet synced; lines up to the last of them.
+        let (mut waiting, mut sealed) = (Vec::new(), 0);
         for step in steps {
             match step {
                 Step::Append(n) => {
@@ -272,10 +313,17 @@ proptest! {
                     }
                 }
                 Step::Seal => {
-                    if spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)).is_ok() {
-                        durable = appended.len();
+                    if let Ok(Some(batch)) = spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)) {
+                        waiting.push(batch);
+                        sealed = appended.len();
                     }
                 }
+                Step::Sync => {
+                    if sync(&mut waiting) {
+                        durable = durable.max(sealed);
+                    }
+                }
+                Step::SyncFails(fails) => disk.0.lock().unwrap().sync_fails = fails,
                 Step::Release => {
                     // The oldest epoch is sent first.
                     let target = spool.epochs().find_map(|e| {
@@ -294,29 +342,37 @@ proptest! {
                     next += 1;
                     if spool.append(Class::Critical, &lines, &[], 0).is_ok() {
                         appended.push(lines[0].bytes.clone());
-                        if spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)).is_ok() {
-                            durable = appended.len();
+                        if let Ok(Some(batch)) = spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)) {
+                            waiting.push(batch);
+                            sealed = appended.len();
+                        }
+                        if sync(&mut waiting) {
+                            durable = durable.max(sealed);
                         }
                     }
                     drop(spool);
+                    waiting.clear();
                     disk.restart(None);
                     run += 1;
                     spool = open(&disk, run, SMALL).unwrap().0;
                     let survived = check(&mut spool, &appended, durable, released)?;
                     appended.truncate(survived);
-                    durable = survived;
+                    (durable, sealed) = (survived, survived);
                 }
                 Step::PowerCut { part } => {
                     drop(spool);
+                    waiting.clear();
                     disk.restart(Some(part));
                     run += 1;
                     spool = open(&disk, run, SMALL).unwrap().0;
                     let survived = check(&mut spool, &appended, durable, released)?;
                     appended.truncate(survived);
-                    durable = survived;
+                    (durable, sealed) = (survived, survived);
                 }
             }
         }
+        disk.0.lock().unwrap().sync_fails = false;
+        sync(&mut waiting);
         check(&mut spool, &appended, durable, released)?;
     }
 }
@@ -329,7 +385,7 @@ fn check(
     released: usize,
 ) -> Result<usize, TestCaseError> {
     spool.disk.0.lock().unwrap().full = false;
-    spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(9)).unwrap();
+    seal(spool, Class::Critical).unwrap();
     let there = sealed_lines(spool, Class::Critical);
     let survived = released + there.len();
     prop_assert!(survived >= durable, "{} of {} durable lines are there", survived, durable);
@@ -352,7 +408,7 @@ fn under_pressure_bulk_goes_before_standard_and_critical_stays() {
                 continue;
             }
             spool.append(class, &[big(n)], &[], 0).unwrap();
-            spool.seal(class, CLOCK, Timestamp::from_nanos(1)).unwrap();
+            seal(&mut spool, class).unwrap();
         }
         for s in spool.take_sheds() {
             *shed.entry(s.class).or_default() += s.batches.iter().map(BatchRef::count).sum::<u64>();
@@ -371,7 +427,7 @@ fn under_pressure_bulk_goes_before_standard_and_critical_stays() {
         if matches!(spool.append(Class::Critical, &[big(n)], &[], 0), Err(AppendError::Quota)) {
             refused += 1;
         } else {
-            spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
+            seal(&mut spool, Class::Critical).unwrap();
         }
     }
     assert!(refused > 0 && spool.bytes() <= limits.bytes_max);
@@ -383,7 +439,7 @@ fn a_flipped_byte_in_a_batch_sends_its_header_alone() {
     let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
     for n in 0..3 {
         spool.append(Class::Critical, &[line(n), line(n + 100)], &[], 0).unwrap();
-        spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
+        seal(&mut spool, Class::Critical).unwrap();
     }
     {
         let mut state = disk.0.lock().unwrap();
@@ -391,12 +447,34 @@ fn a_flipped_byte_in_a_batch_sends_its_header_alone() {
         file.bytes[8 + 20] ^= 1;
     }
     let reader = spool.current().reader();
-    assert!(reader.read(Class::Critical, 1).unwrap().body.is_none());
-    assert!(reader.read(Class::Critical, 2).unwrap().body.is_some());
+    assert!(reader.read(Class::Critical, 1).unwrap().body.is_some(), "new batches are not read back");
     drop(spool);
     let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
+    let reader = spool.current().reader();
+    assert!(reader.read(Class::Critical, 1).unwrap().body.is_none());
+    assert!(reader.read(Class::Critical, 2).unwrap().body.is_some());
     assert_eq!(recovery.damage[0].2.corrupt_batches, [(1, 2)]);
     assert_eq!(sealed_lines(&spool, Class::Critical).len(), 4);
+}
+
+/// A hole in front of open lines: what is behind it cannot be sealed, and nothing stops the next epoch.
+#[test]
+fn a_flipped_byte_in_the_open_batch_begins_an_epoch() {
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    for n in 0..3 {
+        spool.append(Class::Critical, &[line(n)], &[], 0).unwrap();
+    }
+    drop(spool);
+    {
+        let mut state = disk.0.lock().unwrap();
+        let file = state.files.iter_mut().find(|(p, _)| p.extension().is_some_and(|e| e == "seg")).unwrap().1;
+        file.bytes[8 + 20] ^= 1;
+    }
+    let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
+    assert!(recovery.damage[0].2.broken);
+    assert_eq!(spool.identity().epoch.as_str(), "epoch-0001");
+    assert_eq!(spool.epochs().count(), 1, "the broken epoch has nothing left to send");
 }
 
 #[test]
@@ -442,7 +520,7 @@ fn losses_survive_a_full_disk_and_keep_their_ids() {
         first_time: Timestamp::from_nanos(1),
         last_time: Timestamp::from_nanos(2),
         sequences: None,
-        emitted: false,
+        emitted_in: None,
     };
     spool.ledger.add(loss.clone());
     spool.ledger.add(Loss { count: 2, event_id: uuid::Uuid::from_u128(8), ..loss });
@@ -453,8 +531,12 @@ fn losses_survive_a_full_disk_and_keep_their_ids() {
     let again = spool.ledger.to_emit();
     assert_eq!((again.len(), again[0].count, again[0].event_id.as_u128()), (1, 5, 7));
     spool.append(Class::Critical, &[line(1)], &[], 0).unwrap();
-    spool.ledger.emitted(again[0].event_id);
+    spool.loss_told(again[0].event_id);
+    let batch = spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap().unwrap();
+    spool.forget_told_losses();
     assert!(!spool.ledger.is_empty(), "kept until fsynced");
-    spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap();
+    Unsynced::sync(std::slice::from_ref(&batch)).unwrap();
+    batch.finish();
+    spool.forget_told_losses();
     assert!(spool.ledger.is_empty());
 }
