@@ -15,6 +15,7 @@ pub struct ClockReading {
     pub boot_ns: u64,
     pub wall: Timestamp,
     pub state: ClockState,
+    state_at_ns: u64,
 }
 
 impl ClockReading {
@@ -22,7 +23,18 @@ impl ClockReading {
     pub fn now() -> ClockReading {
         let boot_ns = boot_ns();
         let wall = read(ClockId::CLOCK_REALTIME);
-        ClockReading { boot_ns, wall: Timestamp::from_nanos(wall), state: kernel_state() }
+        let wall = Timestamp::from_nanos(wall);
+        ClockReading { boot_ns, wall, state: kernel_state(), state_at_ns: boot_ns }
+    }
+
+    /// Reads the clocks again; the kernel's word on their error once a second.
+    pub fn again(&self) -> ClockReading {
+        const STATE_AGE_NS: u64 = 1_000_000_000;
+        let boot_ns = boot_ns();
+        if boot_ns.saturating_sub(self.state_at_ns) >= STATE_AGE_NS {
+            return ClockReading::now();
+        }
+        ClockReading { boot_ns, wall: Timestamp::from_nanos(read(ClockId::CLOCK_REALTIME)), ..*self }
     }
 
     /// Wall minus boot clock, nanoseconds.

@@ -22,7 +22,7 @@ use crate::agent_socket::{self, AgentRequest, RequestSink};
 use crate::clock::{ClockReading, STEP_NS};
 use crate::config::Config;
 use crate::identity::{self, ProcessIds};
-use crate::kernel::{AttachReport, KernelConfig, KernelSource, RingId, RingPosition, RingSizes};
+use crate::kernel::{AttachReport, KernelConfig, KernelSource, LOOK_AGAIN, RingId, RingPosition, RingSizes};
 use crate::observe::Observer;
 use crate::observe::procfs::PolledProcesses;
 use crate::process::ProcessMemory;
@@ -43,8 +43,6 @@ use telemetry::ClassPlan;
 const PASS_RECORDS_MAX: usize = 120;
 /// Passes of one ring before the other rings, messages and timers get their turn.
 const PASSES_MAX: usize = 64;
-/// Ring data waits this long for company: bounds wake-ups at low rates.
-const COALESCE: Duration = Duration::from_millis(10);
 /// Messages handled in one turn.
 const MESSAGES_MAX: usize = 256;
 /// Messages waiting; agents beyond that are told to come back.
@@ -78,8 +76,13 @@ impl Mailbox {
 
     /// For messages that must not be dropped: waits for room.
     fn deliver(&self, message: Message) {
-        let _ = self.sender.send(message);
+        self.leave(message);
         let _ = self.wake.write(1);
+    }
+
+    /// As [`Mailbox::deliver`], for what can wait until the recording thread wakes anyway.
+    fn leave(&self, message: Message) {
+        let _ = self.sender.send(message);
     }
 }
 
@@ -118,7 +121,9 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     daemon.work(&mailbox_out, &wake, &syncer);
     daemon.stop(&syncer);
     syncer.finish();
-    network.finish();
+    network.finish(|| {
+        daemon.messages(&mailbox_out);
+    });
     Ok(())
 }
 
@@ -178,6 +183,8 @@ struct Daemon {
     scope_log: agent::ScopeLog,
     rejected: u64,
     recovery: Recovery,
+    /// The last look at the rings found something.
+    busy: bool,
     /// What is waiting beyond this time is not drained yet.
     complete_until: Timestamp,
     timers: Timers,
@@ -270,6 +277,7 @@ impl Daemon {
             scope_log,
             rejected: 0,
             recovery,
+            busy: false,
             complete_until: clock.wall,
             timers: Timers::default(),
             canary_cpu: 0,
@@ -399,7 +407,7 @@ impl Daemon {
 
     fn read_clock(&mut self) {
         let before = *self.recorder.clock();
-        let now = ClockReading::now();
+        let now = before.again();
         self.recorder.set_clock(now);
         let step = now.offset_ns().saturating_sub(before.offset_ns());
         if step.abs() > STEP_NS {
@@ -458,6 +466,7 @@ impl Daemon {
         self.recorder.flush(None);
         let mut left = false;
         let mut newest_ns = 0;
+        self.busy = false;
         for (number, ring) in (0u8..).zip(RingId::ALL) {
             for pass in 0..=PASSES_MAX {
                 let mut end: Option<RingPosition> = None;
@@ -470,6 +479,7 @@ impl Daemon {
                     observer.record(recorder, ring, position, record);
                 });
                 let Some(end) = end else { break };
+                self.busy = true;
                 self.recorder.flush(Some(RingCursor { ring: number, position: end.0 }));
                 kernel.commit(ring, end);
                 if taken < PASS_RECORDS_MAX {
@@ -586,6 +596,24 @@ impl Daemon {
 
     /// Sleeps until a message, a duty, a due batch, or ring data that has waited for company.
     fn wait(&self, wake: &EventFd) {
+        let mailbox = || PollFd::new(wake.as_fd(), PollFlags::POLLIN);
+        let Some(kernel) = &self.kernel else {
+            sleep_on(&mut [mailbox()], self.idle());
+            return;
+        };
+        if !self.busy {
+            let mut both = [mailbox(), PollFd::new(kernel.poll_fd(), PollFlags::POLLIN)];
+            sleep_on(&mut both, self.idle());
+            if both[0].any().unwrap_or(false) || !both[1].any().unwrap_or(false) {
+                return;
+            }
+        }
+        // The first record waits for company: few wake-ups at low rates.
+        sleep_on(&mut [mailbox()], LOOK_AGAIN.min(self.idle()));
+    }
+
+    /// Until the next duty or due batch.
+    fn idle(&self) -> Duration {
         let now = crate::clock::boot_ns();
         let timers = &self.timers;
         let mut next = timers.heartbeat.min(timers.sample).min(timers.second);
@@ -594,18 +622,7 @@ impl Daemon {
         }
         let dues = [self.recorder.spool().next_seal_at_ns(), self.observer.processes.next_due_ns()];
         next = dues.into_iter().flatten().fold(next, u64::min);
-        let idle = Duration::from_nanos(next.saturating_sub(now));
-        let Some(kernel) = &self.kernel else {
-            sleep_on(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], idle);
-            return;
-        };
-        let mut both =
-            [PollFd::new(wake.as_fd(), PollFlags::POLLIN), PollFd::new(kernel.poll_fd(), PollFlags::POLLIN)];
-        sleep_on(&mut both, idle);
-        let woken = both[0].any().unwrap_or(false);
-        if !woken && both[1].any().unwrap_or(false) {
-            sleep_on(&mut [PollFd::new(wake.as_fd(), PollFlags::POLLIN)], COALESCE.min(idle));
-        }
+        Duration::from_nanos(next.saturating_sub(now))
     }
 
     /// A graceful end: the last records, the word that it is the end, everything sealed, programs unpinned.
@@ -708,7 +725,7 @@ impl Network {
                     identity.server_name.clone_from(&gateway.server_name);
                 }
                 let to_recorder = mailbox.clone();
-                let deliver = Arc::new(move |m| to_recorder.deliver(Message::Uplink(m)));
+                let deliver = Arc::new(move |m| to_recorder.leave(Message::Uplink(m)));
                 Some(Uplink::new(dir, identity, feeds, deliver)?)
             }
             None => {
@@ -748,15 +765,22 @@ impl Network {
         }
     }
 
-    fn finish(mut self) {
+    /// Waits until the uplink has done what it could; `meanwhile` takes what it says.
+    fn finish(mut self, mut meanwhile: impl FnMut()) {
+        const LOOK_EVERY: Duration = Duration::from_millis(10);
         self.to_uplink = None;
         let _ = self.stop.send(true);
         if self.socket_open {
             let _ = std::fs::remove_file(&self.socket_path);
         }
         if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() {
+                meanwhile();
+                std::thread::sleep(LOOK_EVERY);
+            }
             let _ = thread.join();
         }
+        meanwhile();
     }
 }
 

@@ -4,9 +4,9 @@
 //! ([`KernelSource::drain`]) and giving space back ([`KernelSource::commit`]) are separate steps, so that a record
 //! leaves the ring only after its event is in the spool.
 //!
-//! Waiting: [`KernelSource::poll_fd`] is readable while any ring has uncommitted records, and once more some
-//! milliseconds after a drain that found something. Drain all rings whenever it is; with an edge-triggered wait
-//! (tokio's `AsyncFd`), commit and drain again until a drain returns 0 before waiting.
+//! Waiting: the programs wake the reader at most once in [`WAKEUP_INTERVAL_MS`], so that a busy workload does not pay
+//! an interrupt for each record. So after a drain that found something, drain again [`LOOK_AGAIN`] later, whatever
+//! [`KernelSource::poll_fd`] says; after one that found nothing, the next record makes it readable.
 
 mod attach;
 mod btf;
@@ -14,7 +14,6 @@ mod canary;
 mod loss;
 mod object;
 mod offsets;
-mod pace;
 mod probes;
 mod record;
 mod ring;
@@ -28,6 +27,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use aya::maps::MapData;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -35,7 +35,7 @@ use nix::time::{ClockId, clock_gettime};
 use thiserror::Error;
 
 pub use activity_ebpf_abi::records::{FlowDirection, FlowPhase, exec_flags, missing};
-pub use activity_ebpf_abi::{ABI_VERSION, LossReason, RecordKind};
+pub use activity_ebpf_abi::{ABI_VERSION, LossReason, RecordKind, WAKEUP_INTERVAL_MS};
 pub use attach::AttachError;
 pub use canary::CanarySeen;
 pub use loss::KernelLoss;
@@ -49,6 +49,9 @@ pub use udp::UdpFlow;
 use loss::{Ledger, LossMaps};
 use ring::Ring;
 use sys::{ByteMap, PerCpu};
+
+/// Longer than the programs' interval, whatever a timer's granularity.
+pub const LOOK_AGAIN: Duration = Duration::from_millis(2 * WAKEUP_INTERVAL_MS as u64);
 
 /// Where programs are attached and how much memory their rings may take.
 #[derive(Debug, Clone)]
@@ -217,7 +220,6 @@ pub struct KernelSource {
     epoll: Epoll,
     ledger: Ledger,
     canaries: canary::Canaries,
-    pace: pace::Pace,
     own_tgid: u32,
     possible_cpus: usize,
 }
@@ -238,8 +240,6 @@ impl KernelSource {
         for (ring, id) in rings.iter().zip(0u64..) {
             epoll.add(ring.fd(), EpollEvent::new(EpollFlags::EPOLLIN, id)).map_err(poll)?;
         }
-        let pace = pace::Pace::new().map_err(AttachError::Poll)?;
-        epoll.add(pace.fd(), EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX)).map_err(poll)?;
         let ledger = Ledger::load(&loss_maps(&attached.maps)).map_err(AttachError::Poll)?;
         let own_tgid = std::process::id();
         let source = Self {
@@ -248,7 +248,6 @@ impl KernelSource {
             epoll,
             ledger,
             canaries: canary::Canaries::default(),
-            pace,
             own_tgid,
             possible_cpus: aya::util::nr_cpus().unwrap_or(1),
         };
@@ -275,15 +274,13 @@ impl KernelSource {
         f: &mut dyn FnMut(RingPosition, Result<Record<'_>, DecodeError>),
     ) -> usize {
         let (canaries, own_tgid) = (&mut self.canaries, self.own_tgid);
-        let found = self.rings[ring.index()].drain(max, &mut |position, bytes| {
+        self.rings[ring.index()].drain(max, &mut |position, bytes| {
             let mut record = decode(bytes);
             if let Ok(record) = &mut record {
                 canaries.notice(record, own_tgid);
             }
             f(position, record);
-        });
-        self.pace.drained(found);
-        found
+        })
     }
 
     /// Gives the space of all records up to `position` back: call it once their events are safe.

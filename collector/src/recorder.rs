@@ -1,7 +1,7 @@
 //! The only way into the spool: stamps events, checks them against the catalogue, numbers and appends them, and
 //! accounts for everything that could not be kept.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use activity_schema::admit::{Refusal, admit};
@@ -82,7 +82,7 @@ impl<'a> Draft<'a> {
 struct Pending {
     lines: Vec<Line>,
     bytes: usize,
-    names: BTreeMap<String, u64>,
+    names: BTreeSet<&'static str>,
 }
 
 pub struct Recorder<D: Disk> {
@@ -222,7 +222,7 @@ impl<D: Disk> Recorder<D> {
         let pending = &mut self.pending[slot];
         pending.bytes += line.bytes.len();
         pending.lines.push(line);
-        *pending.names.entry(draft.name.to_owned()).or_default() += 1;
+        pending.names.insert(row.name);
         Ok(event_id)
     }
 
@@ -266,7 +266,7 @@ impl<D: Disk> Recorder<D> {
                 reason,
                 class: Some(class),
                 instance: None,
-                event_names: pending.names.keys().take(64).cloned().collect(),
+                event_names: pending.names.iter().take(64).map(|n| (*n).to_owned()).collect(),
                 source: "spool".to_owned(),
                 stream: None,
                 cgroup: None,

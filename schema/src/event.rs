@@ -8,6 +8,7 @@ mod payload;
 mod strict;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub use payload::{Payload, Value};
 
@@ -249,15 +250,14 @@ impl<'a> Event<'a> {
 
     /// Writes the canonical line, without a newline. Payload keys are in the order they were added.
     pub fn to_line(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(640);
+        let mut out = Vec::with_capacity(1024);
         self.write_line(&mut out);
         out
     }
 
     /// Appends the canonical line to `out`.
     pub fn write_line(&self, out: &mut Vec<u8>) {
-        let written = serde_json::to_writer(&mut *out, self);
-        debug_assert!(written.is_ok(), "an event is plain data, a Vec takes every write");
+        write::line(self, out);
     }
 
     fn check_patterns(&self) -> Result<(), ParseError> {

@@ -14,7 +14,7 @@ pub mod records;
 pub const ABI_VERSION: u16 = 1;
 
 /// The programs wake a ring's reader at most this often; it has to look once more after that long.
-pub const WAKEUP_INTERVAL_MS: u32 = 5;
+pub const WAKEUP_INTERVAL_MS: u32 = 25;
 
 /// What a record, a loss counter or a class of evidence is about.
 ///

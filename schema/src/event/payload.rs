@@ -28,7 +28,8 @@ pub struct Payload<'a>(Vec<(Text<'a>, Value<'a>)>);
 
 impl<'a> Payload<'a> {
     pub fn new() -> Self {
-        Payload(Vec::new())
+        const USUAL_KEYS: usize = 16;
+        Payload(Vec::with_capacity(USUAL_KEYS))
     }
 
     /// Entries whose keys are known to be distinct.

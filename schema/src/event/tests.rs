@@ -63,6 +63,7 @@ fn same_either_way(line: &str) {
         (Ok(fast), Ok(slow)) => {
             assert_eq!(fast, slow, "{line}");
             assert_eq!(fast.to_line(), slow.to_line(), "{line}");
+            assert_eq!(fast.to_line(), serde_json::to_vec(&slow).unwrap(), "{line}");
         }
         (Err(fast), Err(slow)) => assert_eq!(fast.to_string(), slow.to_string(), "{line}"),
         (fast, slow) => panic!("{line}: {fast:?}, {slow:?}"),
