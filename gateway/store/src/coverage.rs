@@ -1,5 +1,7 @@
 //! The one place where the store speaks to the coverage engine.
 
+use std::collections::BTreeMap;
+
 use activity_coverage::{
     BatchFacts, BatchKind, CollectorState, CoverageIndex, CoverageRequest, WithheldLine,
 };
@@ -7,6 +9,7 @@ use activity_schema::coverage::CoverageReport;
 use activity_schema::{BatchHeader, Event, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::commit::FileId;
 use crate::record::{Elided, FLAG_FORK, FLAG_HEADER_ONLY};
 use crate::types::CoverageQuery;
 
@@ -19,10 +22,14 @@ pub(crate) struct Coverage {
 /// Raised when the engine's state changes its form: older snapshots are then rebuilt.
 const SNAPSHOT_VERSION: u32 = 1;
 
+/// Segments by number, with the id of the very file.
+pub(crate) type Files = BTreeMap<u64, FileId>;
+
 #[derive(Serialize, Deserialize)]
 struct Snapshot {
     version: u32,
-    newest_segment: u64,
+    /// What it has heard of.
+    segments: Files,
     index: CoverageIndex,
 }
 
@@ -68,20 +75,23 @@ impl Coverage {
         });
     }
 
-    /// Takes up a snapshot; returns the newest segment that it has heard of.
-    pub(crate) fn restore(&mut self, bytes: Option<&[u8]>) -> Option<u64> {
-        let snapshot: Snapshot = serde_json::from_slice(bytes?).ok()?;
-        if snapshot.version != SNAPSHOT_VERSION {
-            return None;
+    /// Takes up a snapshot; returns the segments that it has heard of. One that heard of a file that is not there, or
+    /// no longer as it was, is of no use: it would vouch for what is gone.
+    pub(crate) fn restore(&mut self, bytes: Option<&[u8]>, files: &Files) -> Files {
+        let snapshot = bytes.and_then(|bytes| serde_json::from_slice::<Snapshot>(bytes).ok());
+        let is_there = |(number, id): (&u64, &FileId)| files.get(number) == Some(id);
+        match snapshot {
+            Some(found) if found.version == SNAPSHOT_VERSION && found.segments.iter().all(is_there) => {
+                self.index = found.index;
+                found.segments
+            }
+            _ => Files::new(),
         }
-        self.index = snapshot.index;
-        Some(snapshot.newest_segment)
     }
 
-    /// A snapshot that has heard of every segment up to `newest_segment`.
-    pub(crate) fn snapshot(&self, newest_segment: u64) -> Result<Vec<u8>, serde_json::Error> {
-        let version = SNAPSHOT_VERSION;
-        serde_json::to_vec(&Snapshot { version, newest_segment, index: self.index.clone() })
+    /// A snapshot that has heard of these segments.
+    pub(crate) fn snapshot(&self, segments: Files) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec(&Snapshot { version: SNAPSHOT_VERSION, segments, index: self.index.clone() })
     }
 
     /// Takes a `telemetry.*` line.

@@ -8,7 +8,7 @@
 //! tenants/<tenant>/log      Merkle log: origin, leaves, checkpoints (see `log`)
 //! control/<n>.log           control journal (see `control`)
 //! closed                    how every file ended, of a store that was closed cleanly (see `closing`)
-//! index/                    sled; only what can be rebuilt (see `index`)
+//! index/                    sled, and coverage/; only what can be rebuilt (see `index`, `snapshot`)
 //! lock                      held by the process that writes
 //! ```
 //!

@@ -16,7 +16,8 @@ use crate::reader::ReadError;
 use crate::record::{StoredBatch, StoredLine};
 use crate::segment::BlockRef;
 use crate::store::Shared;
-use crate::tenant::{OpenBatch, Tenant};
+use crate::tenant::{OpenBatch, SegmentMeta, Tenant};
+use crate::terms::Filter;
 use crate::types::{Answer, CoverageQuery, LIMIT_DEFAULT, LIMIT_MAX, Query, StoredEvent};
 
 /// How often a plan is made anew when files were sealed under it.
@@ -191,8 +192,8 @@ impl Shared {
             let holds = |b: &OpenBatch| matcher.may_match(&b.summary, |t| b.terms.binary_search(&t).is_ok());
             let open: Vec<_> =
                 state.open.range(range).map(|(_, b)| b).filter(|b| holds(b)).cloned().collect();
-            let segments: Vec<_> =
-                state.segments.values().filter(|s| matcher.overlaps(&s.summary)).copied().collect();
+            let holds = |s: &&SegmentMeta| matcher.may_match_segment(&s.summary, &Filter::new(&s.filter));
+            let segments: Vec<_> = state.segments.values().filter(holds).cloned().collect();
             (open, segments)
         };
         let mut plan: Vec<Candidate> = open.into_iter().map(Candidate::Open).collect();

@@ -65,11 +65,13 @@ pub(crate) struct Stored {
 }
 
 /// A segment, as far as memory needs it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SegmentMeta {
     pub number: u64,
     pub file_id: FileId,
     pub summary: Summary,
+    /// Bits of a filter over the terms that segments have few of.
+    pub filter: Arc<[u8]>,
 }
 
 /// Batches of a stream in one block.

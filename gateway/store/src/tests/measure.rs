@@ -179,8 +179,14 @@ fn measure_query() {
     );
     for (name, found) in [("session.started", sessions * COLLECTORS), ("network.dns", 0)] {
         let (before, since) = (opened(), Instant::now());
-        let answer = store.query(&tenant, &Query { events: vec![name.to_owned()], ..Query::default() }).unwrap();
-        println!("{name}: {} events in {:?}, {} blocks", answer.events.len(), since.elapsed(), opened() - before);
+        let answer =
+            store.query(&tenant, &Query { events: vec![name.to_owned()], ..Query::default() }).unwrap();
+        println!(
+            "{name}: {} events in {:?}, {} blocks",
+            answer.events.len(),
+            since.elapsed(),
+            opened() - before
+        );
         assert_eq!(answer.events.len() as u64, found.min(crate::LIMIT_DEFAULT as u64));
     }
     let since = Instant::now();
@@ -190,7 +196,16 @@ fn measure_query() {
     let since = Instant::now();
     let store = Store::open(config(dir.path())).unwrap();
     println!("reopened in {:?}", since.elapsed());
+    store.close();
     drop(store);
+    let since = Instant::now();
+    let store = Store::open_read_only(&config(dir.path()).dir).unwrap();
+    println!("opened for reading in {:?}", since.elapsed());
+    drop(store);
+    std::fs::remove_dir_all(config(dir.path()).dir.join("index/coverage")).unwrap();
+    let since = Instant::now();
+    drop(Store::open_read_only(&config(dir.path()).dir).unwrap());
+    println!("opened for reading without a snapshot of coverage in {:?}", since.elapsed());
     let rss = std::fs::read_to_string("/proc/self/status").unwrap();
     println!("{}", rss.lines().filter(|l| l.starts_with("VmHWM")).collect::<String>());
 }
