@@ -6,10 +6,12 @@ use activity_coverage::{
     BatchFacts, BatchKind, CollectorState, CoverageIndex, CoverageRequest, WithheldLine,
 };
 use activity_schema::coverage::CoverageReport;
+use activity_schema::ids::CollectorId;
 use activity_schema::{BatchHeader, Event, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::commit::FileId;
+use crate::receipts::UnknownReceipt;
 use crate::record::{Elided, FLAG_FORK, FLAG_HEADER_ONLY};
 use crate::types::CoverageQuery;
 
@@ -32,6 +34,18 @@ struct Snapshot {
     segments: Files,
     index: CoverageIndex,
 }
+
+/// Whether coverage hears of events of this name.
+pub(crate) fn is_heard(name: &str) -> bool {
+    name.starts_with("telemetry.") || name == DESTROYED
+}
+
+/// A cheap test whether a line may be one that coverage hears of.
+pub(crate) fn may_be_heard(line: &[u8]) -> bool {
+    [&b"\"telemetry."[..], DESTROYED.as_bytes()].iter().any(|text| memchr::memmem::find(line, text).is_some())
+}
+
+const DESTROYED: &str = "runtime.lifecycle.destroyed";
 
 /// A stored batch as coverage sees it.
 pub(crate) struct Seen<'a> {
@@ -94,17 +108,22 @@ impl Coverage {
         serde_json::to_vec(&Snapshot { version: SNAPSHOT_VERSION, segments, index: self.index.clone() })
     }
 
-    /// Takes a `telemetry.*` line.
+    /// Takes a line that it hears of.
     pub(crate) fn telemetry(&mut self, line: &[u8]) {
         if let Ok(event) = Event::parse(line) {
             self.index.apply_event(&event);
         }
     }
 
+    /// A heartbeat named a receipt that this store did not give.
+    pub(crate) fn unknown_receipt(&mut self, collector: &CollectorId, receipt: &UnknownReceipt) {
+        self.index.apply_unknown_receipt(collector.as_str(), receipt.heartbeat, receipt.occurred_at);
+    }
+
     pub(crate) fn report(&self, query: &CoverageQuery, now: Timestamp) -> CoverageReport {
         self.index.report(&CoverageRequest {
             instance: query.instance.clone(),
-            from: query.from.unwrap_or(Timestamp::from_nanos(0)),
+            from: query.from,
             to: query.to.unwrap_or(now),
             now,
             classes: query.classes.clone(),

@@ -41,6 +41,7 @@ mod query;
 mod queue;
 mod reader;
 mod rebuild;
+mod receipts;
 mod record;
 mod recover;
 mod sealer;
@@ -68,6 +69,7 @@ pub use import::{ImportDefaults, ImportError, ImportReport};
 pub use ingest::IngestError;
 pub use keyring::{FileKeyring, Keyring, KeyringError};
 pub use matcher::QueryError;
+pub use receipts::UnknownReceipt;
 pub use store::{OpenError, Store};
 pub use tenant::TenantError;
 pub use types::{

@@ -71,6 +71,7 @@ pub(crate) fn entry_of(batches: &[StoredBatch], tenant: &Tenant) -> Option<Block
         forks: forks
             .map(|b| (b.batch_hash, Stored { leaf_index: b.leaf_index, received_at: b.received_at }))
             .collect(),
+        batches: batches.len() as u64,
         segment_terms: terms.into_iter().filter(|term| is_of_segments(*term)).collect(),
     })
 }

@@ -16,7 +16,7 @@ use activity_schema::{BatchHeader, Event, Hash, merkle};
 
 use crate::block_entry::BlockEntry;
 use crate::commit::{CommitFile, CommitWriter, FoundBatch, commit_path};
-use crate::coverage::{Files, Seen};
+use crate::coverage::{Files, Seen, is_heard, may_be_heard};
 use crate::frame::{Found, Kind, Scan};
 use crate::log::{read_leaves, repair_leaves};
 use crate::record::{Clear, FLAG_FORK, StoredBatch, StoredLine, read_batch};
@@ -52,6 +52,11 @@ pub(crate) fn recover(shared: &Shared) -> Result<Recovered, OpenError> {
     let (ended, previous) = recovery.commit_files()?;
     recovery.sealed_meanwhile()?;
     recovery.logs()?;
+    for (tenant, collector, receipt) in shared.control.lock().unknown_receipts() {
+        if let Some(tenant) = shared.tenant(tenant) {
+            tenant.state.write().coverage.unknown_receipt(collector, receipt);
+        }
+    }
     let number = recovery.next_number;
     Ok(Recovered {
         writer: CommitWriter::new(&shared.env, &shared.commit_dir(), number, previous),
@@ -401,7 +406,12 @@ impl Recovery<'_> {
             }
             let size = read_leaves(&self.shared.env, &dir).map_err(io)?.len() as u64;
             let known = stored.keys().next_back().map_or(0, |last| last + 1);
-            tenant.state.write().log_size = size.max(known);
+            // A reader's log is as long as it was before the files were listed: what came later may not be in them.
+            let logged = tenant.log.lock().size();
+            let mut state = tenant.state.write();
+            state.log_size = size.max(known);
+            let held = state.segments.values().map(|s| s.batches).sum::<u64>() + state.open.len() as u64;
+            state.missing = logged.saturating_sub(held);
         }
         Ok(())
     }
@@ -439,7 +449,7 @@ pub(crate) fn facts_of(batch: &StoredBatch, header: &BatchHeader, tenant: &Tenan
         if !instances.contains(event.correlation.instance_id.as_str()) {
             instances.insert(event.correlation.instance_id.as_str().to_owned());
         }
-        if event.event_name.starts_with("telemetry.") {
+        if is_heard(&event.event_name) {
             telemetry.push(line.to_vec());
         }
     }
@@ -497,7 +507,7 @@ fn cover_block(tenant: &Tenant, entry: &BlockEntry, batches: &[StoredBatch]) {
         }
         for line in batch.all_lines() {
             if let StoredLine::Line(line) = line
-                && memchr::memmem::find(line, b"\"telemetry.").is_some()
+                && may_be_heard(line)
             {
                 state.coverage.telemetry(line);
             }

@@ -227,6 +227,7 @@ fn entry_of(gathered: &[(Arc<OpenBatch>, Vec<String>)]) -> Option<BlockEntry> {
         received_max: last.received_at,
         instances,
         forks: forks.collect(),
+        batches: gathered.len() as u64,
         segment_terms: terms.into_iter().filter(|term| is_of_segments(*term)).collect(),
     })
 }

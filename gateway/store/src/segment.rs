@@ -313,5 +313,6 @@ pub(crate) fn meta_of(header: &Header, entries: &[BlockEntry]) -> Option<Segment
     entries.iter().skip(1).for_each(|entry| summary.merge(&entry.summary));
     let terms: BTreeSet<u64> = entries.iter().flat_map(|entry| &entry.segment_terms).copied().collect();
     let filter = Filter::build(&terms.into_iter().collect::<Vec<_>>()).into();
-    Some(SegmentMeta { number: header.number, file_id: header.id, summary, filter })
+    let batches = entries.iter().map(|entry| entry.batches).sum();
+    Some(SegmentMeta { number: header.number, file_id: header.id, summary, batches, filter })
 }
