@@ -30,6 +30,8 @@ use output::Output;
 pub enum Ending {
     Complete,
     Incomplete,
+    /// Some of the evidence does not read.
+    Damaged,
 }
 
 /// Why a command did not answer.
@@ -76,6 +78,7 @@ pub fn main() -> ExitCode {
     match result {
         Ok(Ending::Complete) => ExitCode::SUCCESS,
         Ok(Ending::Incomplete) => ExitCode::from(3),
+        Ok(Ending::Damaged) => ExitCode::from(5),
         // The reader of our output is gone (`| head`): nobody is left to tell.
         Err(CliError::Other(e)) if is_broken_pipe(&e) => ExitCode::SUCCESS,
         Err(error) => {

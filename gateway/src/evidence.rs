@@ -1,6 +1,7 @@
 //! The evidence store as the server and the command line use it. The one place that calls `activity-store`.
 //!
-//! Everything that may touch the disk runs on the blocking pool.
+//! Everything that may touch the disk runs on the blocking pool. Reads that open many blocks take turns: no more of
+//! them run at once than there are cores, so that any number of questions leaves ingest its threads.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +17,7 @@ use activity_store::{
     ImportDefaults, ImportError, ImportReport, IngestError, Query, QueryError, Revocation, Store,
     StoreConfig,
 };
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 /// Control records read at once while the journal is walked.
@@ -49,15 +51,22 @@ pub enum EvidenceError {
 #[derive(Clone)]
 pub struct Evidence {
     store: Arc<Store>,
+    /// One permit a core.
+    heavy_reads: Arc<Semaphore>,
 }
 
 impl Evidence {
     pub fn open(config: StoreConfig) -> Result<Self, EvidenceError> {
-        Ok(Evidence { store: Arc::new(Store::open(config).map_err(EvidenceError::Open)?) })
+        Store::open(config).map(Evidence::of).map_err(EvidenceError::Open)
     }
 
     pub fn open_read_only(dir: &Path) -> Result<Self, EvidenceError> {
-        Ok(Evidence { store: Arc::new(Store::open_read_only(dir).map_err(EvidenceError::Open)?) })
+        Store::open_read_only(dir).map(Evidence::of).map_err(EvidenceError::Open)
+    }
+
+    fn of(store: Store) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        Evidence { store: Arc::new(store), heavy_reads: Arc::new(Semaphore::new(cores)) }
     }
 
     /// The key that signs receipts and checkpoints.
@@ -93,7 +102,7 @@ impl Evidence {
 
     pub async fn query(&self, tenant: &TenantId, query: Query) -> Result<Answer, EvidenceError> {
         let tenant = tenant.clone();
-        self.blocking(move |s| s.query(&tenant, &query)).await?.map_err(EvidenceError::Question)
+        self.heavy_read(move |s| s.query(&tenant, &query)).await?.map_err(EvidenceError::Question)
     }
 
     pub async fn coverage(
@@ -102,7 +111,7 @@ impl Evidence {
         query: CoverageQuery,
     ) -> Result<CoverageReport, EvidenceError> {
         let tenant = tenant.clone();
-        self.blocking(move |s| s.coverage(&tenant, &query)).await
+        self.heavy_read(move |s| s.coverage(&tenant, &query)).await
     }
 
     pub async fn streams(
@@ -130,7 +139,7 @@ impl Evidence {
         event: Uuid,
     ) -> Result<Option<EventProof>, EvidenceError> {
         let tenant = tenant.clone();
-        self.blocking(move |s| s.inclusion(&tenant, event)).await
+        self.heavy_read(move |s| s.inclusion(&tenant, event)).await
     }
 
     pub async fn tenants(&self) -> Result<Vec<TenantId>, EvidenceError> {
@@ -145,7 +154,7 @@ impl Evidence {
         new: u64,
     ) -> Result<Option<Vec<Hash>>, EvidenceError> {
         let tenant = tenant.clone();
-        self.blocking(move |s| s.consistency(&tenant, old, new)).await
+        self.heavy_read(move |s| s.consistency(&tenant, old, new)).await
     }
 
     /// Imports foreign lines; durable on return.
@@ -200,6 +209,20 @@ impl Evidence {
         self.blocking(|s| s.close()).await
     }
 
+    /// Waits for its turn. A question whose asker went away keeps its turn until it is answered.
+    async fn heavy_read<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> T + Send + 'static,
+    ) -> Result<T, EvidenceError> {
+        let turn = Arc::clone(&self.heavy_reads).acquire_owned().await;
+        let turn = turn.map_err(|e| EvidenceError::Failed(e.to_string()))?;
+        self.blocking(move |store| {
+            let _turn = turn;
+            work(store)
+        })
+        .await
+    }
+
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Store) -> T + Send + 'static,
@@ -208,5 +231,53 @@ impl Evidence {
         tokio::task::spawn_blocking(move || work(&store))
             .await
             .map_err(|e| EvidenceError::Failed(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_thousand_questions_run_no_more_than_cores_at_once_and_ingest_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            StoreConfig { dir: dir.path().join("store"), reserve_bytes: 0, ..StoreConfig::default() };
+        let evidence = Evidence::open(config).unwrap();
+        let cores = std::thread::available_parallelism().unwrap().get();
+        let (under_way, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = Arc::new(std::sync::Mutex::new(held));
+        let questions: Vec<_> = (0..1_000)
+            .map(|_| {
+                let (evidence, under_way, most) =
+                    (evidence.clone(), Arc::clone(&under_way), Arc::clone(&most));
+                let held = Arc::clone(&held);
+                tokio::spawn(async move {
+                    let work = move |_: &Store| {
+                        let now = under_way.fetch_add(1, Ordering::SeqCst) + 1;
+                        most.fetch_max(now, Ordering::SeqCst);
+                        // Until the test lets go.
+                        let _ = held.lock().unwrap().recv();
+                        under_way.fetch_sub(1, Ordering::SeqCst);
+                    };
+                    evidence.heavy_read(work).await.unwrap();
+                })
+            })
+            .collect();
+        while under_way.load(Ordering::SeqCst) < cores {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        // What ingest does is not behind them.
+        let record = ControlRecord::Recovered { findings: Vec::new() };
+        tokio::time::timeout(Duration::from_secs(20), evidence.record(record)).await.unwrap().unwrap();
+        assert_eq!(under_way.load(Ordering::SeqCst), cores);
+        drop(release);
+        for question in questions {
+            question.await.unwrap();
+        }
+        assert_eq!(most.load(Ordering::SeqCst), cores);
     }
 }

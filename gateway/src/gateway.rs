@@ -156,7 +156,7 @@ impl Gateway {
     /// Whether ingest and disk work, and why not.
     pub fn readiness(&self, now: Instant) -> Result<(), &'static str> {
         let health = self.evidence.health();
-        if health.read_only {
+        if health.read_only || health.commits_fail {
             return Err("the journal cannot be written");
         }
         if health.full {

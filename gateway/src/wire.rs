@@ -86,8 +86,11 @@ pub struct Tail {
     pub events: u64,
     /// Lines that may match but whose key was erased.
     pub erased_lines: u64,
-    /// Batches that may match but do not read; `activity verify` names them.
+    /// Batches that may match but do not read; `activity verify` names them all.
     pub damaged: u64,
+    /// Where the first of them are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<String>,
     pub coverage: Summary,
 }
 

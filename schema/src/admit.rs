@@ -45,8 +45,15 @@ pub const TEXT_BYTES_MAX: usize = 512;
 /// Checks an event against its catalogue row; returns the row.
 pub fn admit(event: &Event<'_>) -> Result<&'static Row, Refusal> {
     let row = catalog::row(&event.event_name).ok_or(Refusal::UnknownName)?;
+    if row.state == State::Reserved {
+        return Err(Refusal::Reserved);
+    }
+    admit_known(event, row)?;
+    Ok(row)
+}
+
+fn admit_known(event: &Event<'_>, row: &Row) -> Result<(), Refusal> {
     let require = |ok: bool, refusal| if ok { Ok(()) } else { Err(refusal) };
-    require(row.state != State::Reserved, Refusal::Reserved)?;
     require(event.plane == row.plane, Refusal::Plane)?;
     require(row.layers.contains(&event.source.layer), Refusal::Layer)?;
     require(row.trusts.contains(&event.source.trust), Refusal::Trust)?;
@@ -57,8 +64,16 @@ pub fn admit(event: &Event<'_>) -> Result<&'static Row, Refusal> {
         require(present, Refusal::Correlation(key.as_str()))?;
     }
     admit_texts(event)?;
-    admit_payload(row, event)?;
-    Ok(row)
+    admit_payload(row, event)
+}
+
+/// What can be asked of an event whose name is not in this catalogue: a newer collector may have it in its own, and has
+/// admitted it there.
+fn admit_unknown(event: &Event<'_>) -> Result<(), Refusal> {
+    if event.sensitivity != Sensitivity::Metadata {
+        return Err(Refusal::Sensitivity);
+    }
+    admit_texts(event)
 }
 
 /// Checks the bound of every text outside the payload.
@@ -95,7 +110,9 @@ fn admit_payload(row: &Row, event: &Event<'_>) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Checks that the event at `position` of a batch belongs to it: stream, sequence, tenant, host.
+/// Checks that the event at `position` of a batch belongs to it: stream, sequence, tenant, host. Returns the catalogue's
+/// row, or `None` for a name that the catalogue does not know: such events are kept too (contract, "Envelope"). A name
+/// that is reserved here may be active where the event was made.
 ///
 /// `stream` is the text of the header's stream, made once a batch by the caller.
 pub fn admit_in_batch(
@@ -103,7 +120,7 @@ pub fn admit_in_batch(
     header: &BatchHeader,
     stream: &str,
     position: u64,
-) -> Result<&'static Row, Refusal> {
+) -> Result<Option<&'static Row>, Refusal> {
     let expected = header.first_sequence + position;
     if event.integrity.collector_sequence != expected {
         return Err(Refusal::Sequence { expected });
@@ -114,7 +131,8 @@ pub fn admit_in_batch(
     require(event.correlation.host_id == *header.host.as_str(), "correlation.host_id")?;
     let time_ok = (header.occurred_min..=header.occurred_max).contains(&event.occurred_at);
     require(time_ok, "occurred_at")?;
-    let row = admit(event)?;
+    let Some(row) = catalog::row(&event.event_name) else { return admit_unknown(event).map(|()| None) };
+    admit_known(event, row)?;
     require(row.class == header.class, "event class")?;
-    Ok(row)
+    Ok(Some(row))
 }

@@ -6,6 +6,7 @@ use activity_schema::coverage::EventClass;
 use activity_schema::ids::CollectorId;
 use activity_schema::{Class, Epoch, Event, StreamId, Timestamp};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::classes::{ClassSet, index};
 use crate::clock::ClockBounds;
@@ -195,6 +196,22 @@ impl Collector {
             }
             _ => {}
         }
+    }
+
+    pub(crate) fn note_unknown_receipt(&mut self, heartbeat: Uuid, at: i64) {
+        let mark = Mark {
+            from: i64::MIN,
+            to: at.saturating_add(1),
+            instance: None,
+            placed: false,
+            classes: ClassSet::all(),
+            cause: Cause::ReceiptUnknown,
+            count: 0,
+            exact: false,
+            sequences: None,
+            weight: 1,
+        };
+        self.losses.put(MarkId::Event(heartbeat), mark);
     }
 
     fn note_clock_error(&mut self, event: &Event<'_>) {

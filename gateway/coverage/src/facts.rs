@@ -49,12 +49,13 @@ pub struct BatchFacts {
     pub instances: Vec<String>,
 }
 
-/// What an answer must vouch for: `[from, to)`, as known at `now`.
+/// What an answer must vouch for: `[from, to)`, as known at `now`. Of an instance that was destroyed, up to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoverageRequest {
     /// `None`: every instance of the tenant that was known before `to`.
     pub instance: Option<String>,
-    pub from: Timestamp,
+    /// `None`: of each instance from its first declaration on, else from the first that was heard of it.
+    pub from: Option<Timestamp>,
     pub to: Timestamp,
     pub now: Timestamp,
     /// Empty: all that the instance's configs declare; unsupported ones are then listed but not counted.

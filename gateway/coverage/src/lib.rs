@@ -37,6 +37,7 @@ use activity_schema::coverage::CoverageReport;
 use activity_schema::event::Layer;
 use activity_schema::{Event, Timestamp};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::collector::Collector;
 
@@ -59,11 +60,20 @@ pub struct CoverageIndex {
 
 /// When an instance was heard of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-struct Heard {
+pub(crate) struct Heard {
     first: i64,
     last: i64,
+    /// Its newest config. Batches only tell roughly when it was seen.
+    declared: Option<i64>,
     /// It was destroyed: a host or runtime said so.
     ended: Option<i64>,
+}
+
+impl Heard {
+    /// When it ended, unless it was declared again.
+    fn end(&self) -> Option<i64> {
+        self.ended.filter(|at| self.declared <= Some(*at))
+    }
 }
 
 impl CoverageIndex {
@@ -90,8 +100,17 @@ impl CoverageIndex {
         let speaker = read::speaker(event);
         if kind == "config" && speaker.vouches {
             self.hear(instance, at);
+            if let Some(heard) = self.instances.get_mut(instance) {
+                heard.declared = heard.declared.max(Some(at));
+            }
         }
         self.collector(speaker.collector).apply_event(event, kind, &speaker);
+    }
+
+    /// The gateway does not know the receipt that a heartbeat of `at` names: an acknowledged batch is missing, and nobody
+    /// can say which.
+    pub fn apply_unknown_receipt(&mut self, collector: &str, heartbeat: Uuid, at: Timestamp) {
+        self.collector(collector).note_unknown_receipt(heartbeat, at.as_nanos());
     }
 
     /// Coverage of `[from, min(to, now))`, reasons worst first.
@@ -101,10 +120,11 @@ impl CoverageIndex {
     pub fn report(&self, request: &CoverageRequest) -> CoverageReport {
         let instances = match &request.instance {
             Some(instance) => vec![instance.clone()],
-            None => self.instances_within(request.from, request.to.min(request.now)),
+            None => self.instances_within(request),
         };
         report::report(&report::Asked {
             collectors: &self.collectors,
+            heard: &self.instances,
             instances,
             forgotten_instances: self.forgotten_instances,
             request,
@@ -123,12 +143,10 @@ impl CoverageIndex {
 
     /// Those heard of before `to` and not destroyed before `from`. Silence is no end: an instance whose collector
     /// was killed must not drop out of the answer.
-    fn instances_within(&self, from: Timestamp, to: Timestamp) -> Vec<String> {
-        let (from, to) = (from.as_nanos(), to.as_nanos());
-        let lives = |heard: &Heard| {
-            let ended = heard.ended.is_some_and(|at| at < from && heard.last <= at);
-            heard.first < to && !ended
-        };
+    fn instances_within(&self, request: &CoverageRequest) -> Vec<String> {
+        let from = request.from.unwrap_or(Timestamp::MIN).as_nanos();
+        let to = request.to.min(request.now).as_nanos();
+        let lives = |heard: &Heard| heard.first < to && heard.end().is_none_or(|at| at >= from);
         self.instances.iter().filter(|(_, heard)| lives(heard)).map(|(name, _)| name.clone()).collect()
     }
 
@@ -149,7 +167,8 @@ impl CoverageIndex {
                 heard.last = heard.last.max(at);
             }
             None => {
-                self.instances.insert(instance.to_owned(), Heard { first: at, last: at, ended: None });
+                self.instances
+                    .insert(instance.to_owned(), Heard { first: at, last: at, declared: None, ended: None });
                 if self.instances.len() > INSTANCES_MAX {
                     self.forget_instances();
                 }

@@ -40,11 +40,13 @@ pub(crate) enum Cause {
     ClockStep,
     ClockAhead,
     CanaryMissing,
+    /// An acknowledged batch is not stored.
+    ReceiptUnknown,
 }
 
 impl Cause {
     /// In the order of declaration, so that `cause as usize` indexes it.
-    pub(crate) const ALL: [Cause; 19] = [
+    pub(crate) const ALL: [Cause; 20] = [
         Cause::RingFull,
         Cause::NetlinkOverrun,
         Cause::AuditLost,
@@ -64,6 +66,7 @@ impl Cause {
         Cause::ClockStep,
         Cause::ClockAhead,
         Cause::CanaryMissing,
+        Cause::ReceiptUnknown,
     ];
 
     pub(crate) fn of_loss(reason: Option<LossReason>) -> Cause {
@@ -107,6 +110,7 @@ impl Cause {
             Cause::ClockStep => "the wall clock was stepped over it",
             Cause::ClockAhead => "the collector's clock was ahead of the gateway's",
             Cause::CanaryMissing => "the canary did not show that the probes fire",
+            Cause::ReceiptUnknown => "the collector holds a receipt for a batch that is not stored",
         }
     }
 }

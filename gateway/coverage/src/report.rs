@@ -8,6 +8,7 @@ use activity_schema::coverage::{
     ClassCoverage, CoverageReport, CoverageSpan, CoverageState, EventClass, InstanceCoverage,
 };
 
+use crate::Heard;
 use crate::classes::ClassSet;
 use crate::collector::Collector;
 use crate::declared::DeclaredState;
@@ -24,6 +25,7 @@ const CAUSES_SHOWN_MAX: usize = 3;
 /// What a report is made of.
 pub(crate) struct Asked<'i> {
     pub(crate) collectors: &'i BTreeMap<String, Collector>,
+    pub(crate) heard: &'i BTreeMap<String, Heard>,
     pub(crate) instances: Vec<String>,
     /// Instances that the index no longer knows by name.
     pub(crate) forgotten_instances: u64,
@@ -33,8 +35,11 @@ pub(crate) struct Asked<'i> {
 pub(crate) fn report(asked: &Asked<'_>) -> CoverageReport {
     let request = asked.request;
     let to = request.to.min(request.now);
+    let first = || asked.instances.iter().filter_map(|i| first_known(asked, i)).min();
+    let from =
+        request.from.or_else(|| first().map(Timestamp::from_nanos)).unwrap_or(Timestamp::from_nanos(0));
     let mut report = CoverageReport {
-        from: request.from,
+        from,
         to,
         complete: false,
         reasons: Vec::new(),
@@ -42,15 +47,16 @@ pub(crate) fn report(asked: &Asked<'_>) -> CoverageReport {
         forks: 0,
         instances: Vec::new(),
     };
-    if request.from >= to {
-        let why = if request.from >= request.to { "" } else { ": it lies in the future" };
+    if from >= to {
+        let why = if from >= request.to { "" } else { ": it lies in the future" };
         report.reasons.push(format!("the interval is empty{why}"));
         return report;
     }
-    let window = Window { from: request.from.as_nanos(), to: to.as_nanos(), now: request.now.as_nanos() };
+    let window = Window { from: from.as_nanos(), to: to.as_nanos(), now: request.now.as_nanos() };
     let mut reasons = Reasons::default();
     for instance in &asked.instances {
-        report.instances.push(instance_coverage(asked, instance, window, &mut reasons));
+        let own = own_window(asked, instance, window);
+        report.instances.push(instance_coverage(asked, instance, own, &mut reasons));
     }
     if report.instances.is_empty() {
         reasons.note("no instance is known".to_owned());
@@ -62,6 +68,26 @@ pub(crate) fn report(asked: &Asked<'_>) -> CoverageReport {
     report.complete = reasons.is_empty();
     report.reasons = reasons.into_sentences();
     report
+}
+
+/// When an instance was first declared, else when it was first heard of.
+fn first_known(asked: &Asked<'_>, instance: &str) -> Option<i64> {
+    let declared = |c: &Collector| c.declarations.configs(instance).next().map(|(at, _)| at);
+    let first = asked.collectors.values().filter_map(declared).min();
+    first.or_else(|| asked.heard.get(instance).map(|heard| heard.first))
+}
+
+/// The part of the window that an instance answers for: not after its end, nor, where no beginning is asked for,
+/// before it was known.
+fn own_window(asked: &Asked<'_>, instance: &str, window: Window) -> Window {
+    let first = first_known(asked, instance).filter(|_| asked.request.from.is_none());
+    let end = asked.heard.get(instance).and_then(Heard::end).map(|at| at.saturating_add(1));
+    let own = Window {
+        from: first.map_or(window.from, |at| at.max(window.from)),
+        to: end.map_or(window.to, |at| at.min(window.to)),
+        ..window
+    };
+    if own.from < own.to { own } else { window }
 }
 
 /// Lines kept as hashes and forks, of the collectors that speak for the instances asked for.

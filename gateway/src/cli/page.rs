@@ -28,6 +28,7 @@ impl From<Answer> for Page {
                 events: answer.events.len() as u64,
                 erased_lines: answer.erased_lines,
                 damaged: answer.damaged,
+                unreadable: answer.unreadable,
                 coverage: summary,
             },
             coverage: answer.coverage,

@@ -121,10 +121,22 @@ impl Gathered {
             ));
         }
         if self.tail.damaged > 0 {
-            complain("activity: some evidence does not read; `activity verify` names it");
+            return damaged(&self.tail);
         }
         ending(&self.coverage)
     }
+}
+
+/// Says on standard error what could not be read.
+fn damaged(tail: &Tail) -> Ending {
+    for place in &tail.unreadable {
+        complain(&format!("activity: does not read: {}", story::escape(place)));
+    }
+    complain(&format!(
+        "activity: {} batches or blocks that may hold matches do not read; `activity verify` names every damage",
+        tail.damaged
+    ));
+    Ending::Damaged
 }
 
 fn ending(report: &CoverageReport) -> Ending {
@@ -146,6 +158,11 @@ async fn gather(source: &Source, path: &str, params: Params, limit: usize) -> Re
         all.tail = Tail {
             erased_lines: all.tail.erased_lines.max(next.tail.erased_lines),
             damaged: all.tail.damaged.max(next.tail.damaged),
+            unreadable: if next.tail.damaged > all.tail.damaged {
+                next.tail.unreadable
+            } else {
+                all.tail.unreadable
+            },
             ..next.tail
         };
     }
@@ -164,6 +181,7 @@ fn documents(all: &Gathered, out: &Output) -> Result<(), CliError> {
             "log_size": all.tail.log_size,
             "erased_lines": all.tail.erased_lines,
             "damaged": all.tail.damaged,
+            "unreadable": all.tail.unreadable,
         }));
     }
     let mut bytes = serde_json::to_vec(&Head { coverage: all.coverage.clone() })?;
@@ -189,7 +207,7 @@ async fn follow(source: &Source, params: Params, out: &Output) -> Result<Ending,
         let mut round = Params { limit: Some(PAGE_EVENTS_MAX), ..since.clone() };
         // The pages of a round are of the log as it was at the first; what came later is for the next round.
         let mut log_size = None;
-        let report = loop {
+        let end = loop {
             let page = source.query("/v1/timeline", &round).await?;
             let first = *log_size.get_or_insert(page.tail.log_size);
             for line in &page.lines {
@@ -199,12 +217,12 @@ async fn follow(source: &Source, params: Params, out: &Output) -> Result<Ending,
                 Some(cursor) => round.cursor = Some(cursor),
                 None => {
                     since.since_leaf = Some(first);
-                    break page.coverage;
+                    break if page.tail.damaged > 0 { damaged(&page.tail) } else { ending(&page.coverage) };
                 }
             }
         };
         tokio::select! {
-            _ = &mut interrupt => return Ok(ending(&report)),
+            _ = &mut interrupt => return Ok(end),
             () = tokio::time::sleep(FOLLOW_INTERVAL) => {}
         }
     }

@@ -23,6 +23,7 @@ pub fn ndjson(answer: Answer) -> Response {
         events: answer.events.len() as u64,
         erased_lines: answer.erased_lines,
         damaged: answer.damaged,
+        unreadable: answer.unreadable,
         coverage: summary,
     };
     let mut parts = VecDeque::with_capacity(answer.events.len() * 2 + 2);

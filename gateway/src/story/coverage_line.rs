@@ -25,7 +25,8 @@ pub fn judge(report: &CoverageReport) -> Judgement {
 }
 
 /// The line before and after every answer, e.g.
-/// `complete  process, network · 2026-08-01 12:00:01–12:00:09 UTC · clock ±1 ms`. Not escaped.
+/// `complete  process, network · not visible here: file · 2026-08-01 12:00:01–12:00:09 UTC · clock ±1 ms`. Not
+/// escaped.
 pub fn coverage_summary(report: &CoverageReport) -> String {
     let mut parts = Vec::new();
     let covered = classes_in(report, CoverageState::Covered);
@@ -44,6 +45,10 @@ pub fn coverage_summary(report: &CoverageReport) -> String {
             "INCOMPLETE"
         }
     };
+    let unseen = classes_in(report, CoverageState::Unsupported);
+    if !unseen.is_empty() {
+        parts.push(format!("not visible here: {unseen}"));
+    }
     parts.push(format!("{} UTC", units::interval(report.from, report.to)));
     parts.push(clock(report));
     parts.extend(integrity(report));

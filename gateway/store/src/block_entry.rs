@@ -6,8 +6,9 @@
 //! varint first batch number | varint last batch number | varint last sequence | 32 last batch hash
 //! i64 LE first received at (ns) | i64 LE last received at | varint count of instances, each bytes
 //! varint count of forked batches, each: 32 hash | varint leaf index | i64 LE received at
+//! varint count of batches | varint count of segment terms (see `terms`), each u64 LE
 //! ```
-//! Flags: bit 0 batches of a fork, bit 1 holds `telemetry.*` lines.
+//! Flags: bit 0 batches of a fork, bit 1 holds lines that coverage hears of.
 
 use activity_schema::ids::{HostId, StreamId};
 use activity_schema::{Hash, Timestamp};
@@ -41,6 +42,9 @@ pub(crate) struct BlockEntry {
     pub received_max: Timestamp,
     pub instances: Vec<String>,
     pub forks: Vec<(Hash, Stored)>,
+    pub batches: u64,
+    /// Terms of the kinds that filters of segments hold.
+    pub segment_terms: Vec<u64>,
 }
 
 /// The front of an entry, read without copying, as a query passes over thousands.
@@ -104,6 +108,9 @@ impl BlockEntry {
             put_varint(&mut out, stored.leaf_index);
             out.extend_from_slice(&stored.received_at.as_nanos().to_le_bytes());
         }
+        put_varint(&mut out, self.batches);
+        put_len(&mut out, self.segment_terms.len());
+        self.segment_terms.iter().for_each(|term| out.extend_from_slice(&term.to_le_bytes()));
         out
     }
 
@@ -135,6 +142,11 @@ impl BlockEntry {
             let leaf_index = reader.varint()?;
             forks.push((hash, Stored { leaf_index, received_at: Timestamp::from_nanos(reader.i64()?) }));
         }
+        let batches = reader.varint()?;
+        let mut segment_terms = Vec::new();
+        for _ in 0..reader.len()? {
+            segment_terms.push(u64::from_le_bytes(reader.array()?));
+        }
         Ok(BlockEntry {
             summary: view.summary,
             first_leaf: view.first_leaf,
@@ -154,6 +166,8 @@ impl BlockEntry {
             received_max,
             instances,
             forks,
+            batches,
+            segment_terms,
         })
     }
 

@@ -14,6 +14,8 @@ use bytes::Bytes;
 use uuid::Uuid;
 
 use crate::conflicts::RecentIds;
+use crate::coverage::is_heard;
+use crate::receipts::UnknownReceipt;
 use crate::record::{ELIDED, Elided, Places, Withheld};
 use crate::summary::Summary;
 use crate::terms::{TermKey, TermSet};
@@ -54,10 +56,29 @@ pub(crate) struct Facts {
     pub summary: Summary,
     pub terms: Box<[u64]>,
     pub instances: Vec<String>,
-    /// The `telemetry.*` lines.
+    /// The lines that coverage hears of.
     pub telemetry: Vec<Bytes>,
     /// Events whose id was seen with other bytes.
     pub conflicts: Vec<Uuid>,
+    /// Events whose name is not in the catalogue.
+    pub unknown: u64,
+    /// Heartbeats with a receipt that this store did not give.
+    pub unknown_receipts: Vec<UnknownReceipt>,
+}
+
+impl Facts {
+    /// Of a batch without lines, or of one whose lines are not looked at.
+    pub(crate) fn of_header(header: &BatchHeader) -> Self {
+        Facts {
+            summary: Summary::empty(header.occurred_min, header.occurred_max),
+            terms: Box::default(),
+            instances: Vec::new(),
+            telemetry: Vec::new(),
+            conflicts: Vec::new(),
+            unknown: 0,
+            unknown_receipts: Vec::new(),
+        }
+    }
 }
 
 /// Why a batch can never be stored. The text goes to its sender.
@@ -147,18 +168,13 @@ fn check_lines(
     sorter.finish(&lines, body)
 }
 
-fn header_alone(header: &BatchHeader) -> Content {
+/// The content of a header without its lines.
+pub(crate) fn header_alone(header: &BatchHeader) -> Content {
     Content {
         places: Places::None,
         elided: Vec::new(),
         sections: Vec::new(),
-        facts: Facts {
-            summary: Summary::empty(header.occurred_min, header.occurred_max),
-            terms: Box::default(),
-            instances: Vec::new(),
-            telemetry: Vec::new(),
-            conflicts: Vec::new(),
-        },
+        facts: Facts::of_header(header),
     }
 }
 
@@ -175,6 +191,7 @@ struct Sorter<'a> {
     instances: BTreeSet<String>,
     telemetry: Vec<Bytes>,
     ids: Vec<(Uuid, Hash)>,
+    unknown: u64,
 }
 
 impl<'a> Sorter<'a> {
@@ -191,6 +208,7 @@ impl<'a> Sorter<'a> {
             instances: BTreeSet::new(),
             telemetry: Vec::new(),
             ids: Vec::new(),
+            unknown: 0,
         }
     }
 
@@ -205,7 +223,7 @@ impl<'a> Sorter<'a> {
         }
     }
 
-    fn admit(&self, event: &Event<'_>, position: usize) -> Result<&'static Row, Refusal> {
+    fn admit(&self, event: &Event<'_>, position: usize) -> Result<Option<&'static Row>, Refusal> {
         let row = admit::admit_in_batch(event, self.header, &self.stream, position as u64)?;
         match self.with.instances {
             Instances::One(own) if event.correlation.instance_id != *own.as_str() => {
@@ -215,7 +233,7 @@ impl<'a> Sorter<'a> {
         }
     }
 
-    fn keep(&mut self, event: &Event<'_>, row: &'static Row, line: &[u8], leaf: Hash) {
+    fn keep(&mut self, event: &Event<'_>, row: Option<&'static Row>, line: &[u8], leaf: Hash) {
         let class = event.retention_class;
         let section = self.classes.iter().position(|c| *c == class).unwrap_or_else(|| {
             self.classes.push(class);
@@ -224,12 +242,13 @@ impl<'a> Sorter<'a> {
         // There are four retention classes.
         self.map.push(u8::try_from(section).unwrap_or(ELIDED));
         self.summary.add(event);
-        self.terms.add(event, Some(row));
+        self.terms.add(event, row);
+        self.unknown += u64::from(row.is_none());
         let instance = event.correlation.instance_id.as_str();
         if self.instances.len() < INSTANCES_MAX && !self.instances.contains(instance) {
             self.instances.insert(instance.to_owned());
         }
-        if row.name.starts_with("telemetry.") {
+        if is_heard(&event.event_name) {
             self.telemetry.push(Bytes::copy_from_slice(line));
         }
         self.ids.push((event.event_id, leaf));
@@ -266,6 +285,8 @@ impl<'a> Sorter<'a> {
                 instances: self.instances.into_iter().collect(),
                 telemetry: self.telemetry,
                 conflicts: self.with.recent.conflicts(&self.header.tenant, &self.ids),
+                unknown: self.unknown,
+                unknown_receipts: Vec::new(),
             },
         })
     }

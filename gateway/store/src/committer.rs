@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use activity_schema::api::BatchResult;
 use activity_schema::ids::{StreamId, TenantId};
-use activity_schema::receipt::{Receipt, ReceiptBody};
+use activity_schema::receipt::Receipt;
 use activity_schema::uplink::{StreamHead, Verdict, judge};
 use activity_schema::{Hash, Timestamp, merkle};
 use tokio::sync::oneshot;
@@ -110,6 +111,9 @@ impl<'a> Committer<'a> {
         }
         let batches: u64 = group.values().map(|g: &InGroup| g.placed.len() as u64).sum();
         let written = if batches == 0 { Ok(()) } else { self.write(&mut frames, batches) };
+        if batches > 0 {
+            self.shared.commits_fail.store(written.is_err(), Ordering::Relaxed);
+        }
         match &written {
             Ok(()) => self.alarm(group.into_values().flat_map(|g| self.apply(g)).collect()),
             Err(error) => {
@@ -125,6 +129,19 @@ impl<'a> Committer<'a> {
             // The caller may have gone; what is durable stays.
             let _ = reply.send(result);
         }
+    }
+
+    /// After a failure, looks whether the disk takes bytes again: a gateway that is not ready may get no batch to try
+    /// it with.
+    pub(crate) fn probe(&self) {
+        if !self.shared.commits_fail.load(Ordering::Relaxed) {
+            return;
+        }
+        let (storage, path) = (&self.shared.env.storage, self.shared.commit_dir().join("probe.tmp"));
+        let written = storage.write_at(&path, 0, b"probe").and_then(|()| storage.sync(&path));
+        // It may not be there.
+        let _ = storage.remove(&path);
+        self.shared.commits_fail.store(written.is_err(), Ordering::Relaxed);
     }
 
     fn write(&mut self, frames: &mut Vec<u8>, batches: u64) -> Result<(), Arc<io::Error>> {
@@ -201,7 +218,7 @@ impl<'a> Committer<'a> {
         let known = self.shared.find_stored(&tenant, &stream, checked.header.batch_number, checked.hash);
         if let Some((stored, fork)) = known {
             metrics.batches_duplicate.add(1);
-            let receipt = self.receipt(&group.origin, checked.hash, stored.leaf_index, stored.received_at);
+            let receipt = self.shared.receipt(&group.origin, checked.hash, stored);
             return Ok(if fork { BatchResult::Fork { receipt } } else { BatchResult::Duplicate { receipt } });
         }
         // The very batch is not stored, so whatever is stored under its number is another one.
@@ -217,7 +234,8 @@ impl<'a> Committer<'a> {
             metrics.batches_refused.add(1);
             return Ok(BatchResult::Refused { reason: BatchRefusal::Forks.to_string() });
         }
-        let receipt = self.receipt(&group.origin, checked.hash, group.next_leaf, group.received_at);
+        let stored = Stored { leaf_index: group.next_leaf, received_at: group.received_at };
+        let receipt = self.shared.receipt(&group.origin, checked.hash, stored);
         let withheld = checked.content.elided.len() as u64;
         let placed =
             self.frame(group.next_leaf, group.received_at, &tenant, frames, checked, &receipt, fork)?;
@@ -234,20 +252,6 @@ impl<'a> Committer<'a> {
         group.next_leaf += 1;
         group.placed.push(placed);
         Ok(if fork { BatchResult::Fork { receipt } } else { BatchResult::Stored { receipt, withheld } })
-    }
-
-    /// Deterministic: Ed25519 gives the same bytes for the same receipt.
-    fn receipt(&self, origin: &str, batch_hash: Hash, leaf_index: u64, gateway_time: Timestamp) -> Receipt {
-        let signer = &self.shared.signer;
-        let body = ReceiptBody {
-            batch_hash,
-            durable: true,
-            gateway_time,
-            key_id: signer.id().clone(),
-            leaf_index,
-            log_id: origin.to_owned(),
-        };
-        Receipt::sign(body, signer)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one frame")]
@@ -344,6 +348,9 @@ impl<'a> Committer<'a> {
             });
             if !fork {
                 checked.content.facts.telemetry.iter().for_each(|line| state.coverage.telemetry(line));
+                for receipt in &checked.content.facts.unknown_receipts {
+                    state.coverage.unknown_receipt(&open.stream.collector, receipt);
+                }
             }
             alarms.extend(alarms_of(&open, &checked, fork));
             let host = checked.header.host.clone();
@@ -372,6 +379,8 @@ impl<'a> Committer<'a> {
         }
         metrics.events_stored.add(checked.content.facts.summary.events);
         metrics.events_withheld.add(checked.content.elided.len() as u64);
+        metrics.events_unknown.add(checked.content.facts.unknown);
+        metrics.receipts_unknown.add(checked.content.facts.unknown_receipts.len() as u64);
         metrics.event_id_conflicts.add(checked.content.facts.conflicts.len() as u64);
         metrics.bytes_received.add(checked.received_bytes);
     }
@@ -388,7 +397,17 @@ fn alarms_of(open: &OpenBatch, checked: &Checked, fork: bool) -> Vec<ControlReco
             leaf_index: open.leaf_index,
             batch_hash: open.hash,
         });
-    } else if let Some(first) = checked.content.facts.conflicts.first() {
+        return alarms;
+    }
+    alarms.extend(checked.content.facts.unknown_receipts.iter().map(|receipt| {
+        ControlRecord::ReceiptUnknown {
+            tenant: tenant.clone(),
+            stream: open.stream.clone(),
+            leaf_index: open.leaf_index,
+            receipt: receipt.clone(),
+        }
+    }));
+    if let Some(first) = checked.content.facts.conflicts.first() {
         // One record a batch. A fork repeats the ids of its stream; its own alarm says so.
         alarms.push(ControlRecord::Conflict {
             tenant: tenant.clone(),

@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use crate::env::Env;
 use crate::frame::{Found, Kind, Scan, put_frame};
+use crate::receipts::UnknownReceipt;
 use crate::storage::numbered_name;
 use crate::types::Instances;
 
@@ -55,6 +56,13 @@ pub enum ControlRecord {
         leaf_index: u64,
         event_id: Uuid,
         count: u64,
+    },
+    /// A heartbeat in this batch names a receipt that this store did not give: an acknowledged batch is missing.
+    ReceiptUnknown {
+        tenant: TenantId,
+        stream: StreamId,
+        leaf_index: u64,
+        receipt: UnknownReceipt,
     },
     /// Lines of one batch are reduced to their leaf hashes.
     Elided {
@@ -152,6 +160,8 @@ pub enum ControlError {
     TooLong(usize),
 }
 
+/// Unknown receipts kept in memory. Each taints all that is before it, so that the first ones matter.
+const UNKNOWN_RECEIPTS_MAX: usize = 4096;
 /// Longest control record, bytes.
 const RECORD_BYTES_MAX: usize = 256 * 1024;
 
@@ -168,6 +178,7 @@ pub(crate) struct ControlJournal {
     closed: bool,
     enrolments: Vec<Enrolment>,
     revocations: Vec<Revocation>,
+    unknown_receipts: Vec<(TenantId, CollectorId, UnknownReceipt)>,
 }
 
 /// Records in their places, not yet written.
@@ -297,6 +308,7 @@ impl ControlJournal {
             closed: false,
             enrolments: Vec::new(),
             revocations: Vec::new(),
+            unknown_receipts: Vec::new(),
         };
         for (entry, _) in &scan.entries {
             journal.note(&entry.record);
@@ -397,8 +409,18 @@ impl ControlJournal {
                 self.enrolments.retain(|e| !covers(revocation, e));
                 self.revocations.push(revocation.clone());
             }
+            ControlRecord::ReceiptUnknown { tenant, stream, receipt, .. } => {
+                if self.unknown_receipts.len() < UNKNOWN_RECEIPTS_MAX {
+                    self.unknown_receipts.push((tenant.clone(), stream.collector.clone(), receipt.clone()));
+                }
+            }
             _ => {}
         }
+    }
+
+    /// Heartbeats with a receipt that this store did not give, with their collectors.
+    pub(crate) fn unknown_receipts(&self) -> &[(TenantId, CollectorId, UnknownReceipt)] {
+        &self.unknown_receipts
     }
 
     /// Enrolments in force.

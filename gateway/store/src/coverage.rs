@@ -1,12 +1,17 @@
 //! The one place where the store speaks to the coverage engine.
 
+use std::collections::BTreeMap;
+
 use activity_coverage::{
     BatchFacts, BatchKind, CollectorState, CoverageIndex, CoverageRequest, WithheldLine,
 };
 use activity_schema::coverage::CoverageReport;
+use activity_schema::ids::CollectorId;
 use activity_schema::{BatchHeader, Event, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::commit::FileId;
+use crate::receipts::UnknownReceipt;
 use crate::record::{Elided, FLAG_FORK, FLAG_HEADER_ONLY};
 use crate::types::CoverageQuery;
 
@@ -19,12 +24,28 @@ pub(crate) struct Coverage {
 /// Raised when the engine's state changes its form: older snapshots are then rebuilt.
 const SNAPSHOT_VERSION: u32 = 1;
 
+/// Segments by number, with the id of the very file.
+pub(crate) type Files = BTreeMap<u64, FileId>;
+
 #[derive(Serialize, Deserialize)]
 struct Snapshot {
     version: u32,
-    newest_segment: u64,
+    /// What it has heard of.
+    segments: Files,
     index: CoverageIndex,
 }
+
+/// Whether coverage hears of events of this name.
+pub(crate) fn is_heard(name: &str) -> bool {
+    name.starts_with("telemetry.") || name == DESTROYED
+}
+
+/// A cheap test whether a line may be one that coverage hears of.
+pub(crate) fn may_be_heard(line: &[u8]) -> bool {
+    [&b"\"telemetry."[..], DESTROYED.as_bytes()].iter().any(|text| memchr::memmem::find(line, text).is_some())
+}
+
+const DESTROYED: &str = "runtime.lifecycle.destroyed";
 
 /// A stored batch as coverage sees it.
 pub(crate) struct Seen<'a> {
@@ -68,33 +89,41 @@ impl Coverage {
         });
     }
 
-    /// Takes up a snapshot; returns the newest segment that it has heard of.
-    pub(crate) fn restore(&mut self, bytes: Option<&[u8]>) -> Option<u64> {
-        let snapshot: Snapshot = serde_json::from_slice(bytes?).ok()?;
-        if snapshot.version != SNAPSHOT_VERSION {
-            return None;
+    /// Takes up a snapshot; returns the segments that it has heard of. One that heard of a file that is not there, or
+    /// no longer as it was, is of no use: it would vouch for what is gone.
+    pub(crate) fn restore(&mut self, bytes: Option<&[u8]>, files: &Files) -> Files {
+        let snapshot = bytes.and_then(|bytes| serde_json::from_slice::<Snapshot>(bytes).ok());
+        let is_there = |(number, id): (&u64, &FileId)| files.get(number) == Some(id);
+        match snapshot {
+            Some(found) if found.version == SNAPSHOT_VERSION && found.segments.iter().all(is_there) => {
+                self.index = found.index;
+                found.segments
+            }
+            _ => Files::new(),
         }
-        self.index = snapshot.index;
-        Some(snapshot.newest_segment)
     }
 
-    /// A snapshot that has heard of every segment up to `newest_segment`.
-    pub(crate) fn snapshot(&self, newest_segment: u64) -> Result<Vec<u8>, serde_json::Error> {
-        let version = SNAPSHOT_VERSION;
-        serde_json::to_vec(&Snapshot { version, newest_segment, index: self.index.clone() })
+    /// A snapshot that has heard of these segments.
+    pub(crate) fn snapshot(&self, segments: Files) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec(&Snapshot { version: SNAPSHOT_VERSION, segments, index: self.index.clone() })
     }
 
-    /// Takes a `telemetry.*` line.
+    /// Takes a line that it hears of.
     pub(crate) fn telemetry(&mut self, line: &[u8]) {
         if let Ok(event) = Event::parse(line) {
             self.index.apply_event(&event);
         }
     }
 
+    /// A heartbeat named a receipt that this store did not give.
+    pub(crate) fn unknown_receipt(&mut self, collector: &CollectorId, receipt: &UnknownReceipt) {
+        self.index.apply_unknown_receipt(collector.as_str(), receipt.heartbeat, receipt.occurred_at);
+    }
+
     pub(crate) fn report(&self, query: &CoverageQuery, now: Timestamp) -> CoverageReport {
         self.index.report(&CoverageRequest {
             instance: query.instance.clone(),
-            from: query.from.unwrap_or(Timestamp::from_nanos(0)),
+            from: query.from,
             to: query.to.unwrap_or(now),
             now,
             classes: query.classes.clone(),

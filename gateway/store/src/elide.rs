@@ -172,7 +172,7 @@ impl Shared {
     }
 
     fn lines_of_section(&self, tenant: &Tenant, id: SectionId) -> Targets {
-        let segments: Vec<SegmentMeta> = tenant.state.read().segments.values().copied().collect();
+        let segments: Vec<SegmentMeta> = tenant.state.read().segments.values().cloned().collect();
         let mut targets = Targets::new();
         for meta in segments {
             for entry in self.index.entries(&tenant.id, meta.number) {
@@ -204,7 +204,7 @@ impl Shared {
             reason: reason.to_owned(),
         });
         self.record_control(records.collect())?;
-        let segments: Vec<SegmentMeta> = tenant.state.read().segments.values().copied().collect();
+        let segments: Vec<SegmentMeta> = tenant.state.read().segments.values().cloned().collect();
         let mut report = ElideReport::default();
         for meta in segments {
             let entries = self.index.entries(&tenant.id, meta.number);
@@ -217,6 +217,9 @@ impl Shared {
                 report.batches += batches;
                 report.segments += u64::from(batches > 0);
             }
+        }
+        if report.segments > 0 {
+            crate::snapshot::save_coverage(self);
         }
         Ok(report)
     }

@@ -16,7 +16,6 @@ use activity_schema::event::{EVENT_BYTES_MAX, Sensitivity, Trust};
 use activity_schema::ids::{self, CollectorId, Epoch, HostId, InstanceId, StreamId, TenantId};
 use activity_schema::{BatchHeader, Class, Event, Hash, SignedBatch, Timestamp};
 use tokio::sync::oneshot;
-use uuid::Uuid;
 
 use crate::check::{Checked, Content, Facts};
 use crate::committer::Job;
@@ -363,14 +362,8 @@ impl Importer {
                 places: Places::Map(map),
                 elided: Vec::new(),
                 sections: sections.collect(),
-                facts: Facts {
-                    summary,
-                    terms: terms.finish(),
-                    instances,
-                    // What others say of their collectors is not coverage of ours.
-                    telemetry: Vec::new(),
-                    conflicts: Vec::<Uuid>::new(),
-                },
+                // What others say of their collectors is not coverage of ours.
+                facts: Facts { summary, terms: terms.finish(), instances, ..Facts::of_header(header) },
             },
             received_bytes: header.raw_bytes,
         }

@@ -4,7 +4,6 @@
 //! ```text
 //! key:   tenant | 0 | u64 BE segment | u32 BE block     value: block entry (see `block_entry`)
 //! key:   tenant | 1 | u64 BE segment                    value: 16 segment file id: its entries are complete
-//! key:   tenant | 2                                     value: coverage snapshot (see `recover`)
 //! ```
 
 use std::collections::BTreeMap;
@@ -133,14 +132,6 @@ impl Index {
         (0..).map_while(|block| self.block(tenant, segment, block)).collect()
     }
 
-    pub(crate) fn coverage(&self, tenant: &TenantId) -> Option<Vec<u8>> {
-        self.get(&coverage_key(tenant))
-    }
-
-    pub(crate) fn put_coverage(&self, tenant: &TenantId, bytes: &[u8]) -> Result<(), sled::Error> {
-        self.put(&coverage_key(tenant), bytes)
-    }
-
     pub(crate) fn flush(&self) {
         if let Index::Sled(db) = self
             && let Err(error) = db.flush()
@@ -183,8 +174,4 @@ fn segment_key(tenant: &TenantId, segment: u64) -> Vec<u8> {
     let mut key = key(tenant, 1);
     key.extend_from_slice(&segment.to_be_bytes());
     key
-}
-
-fn coverage_key(tenant: &TenantId) -> Vec<u8> {
-    key(tenant, 2)
 }

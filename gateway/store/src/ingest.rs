@@ -7,12 +7,10 @@ use activity_schema::SignedBatch;
 use activity_schema::api::BatchResult;
 use tokio::sync::oneshot;
 
-use crate::check::{BatchRefusal, Checked, Content, Facts, LineCheck, check_content, check_origin};
+use crate::check::{BatchRefusal, Checked, LineCheck, check_content, check_origin, header_alone};
 use crate::committer::{CommitError, Job};
 use crate::queue::{NoRoom, Ticket};
-use crate::record::Places;
 use crate::store::{OpenError, Shared, Store};
-use crate::summary::Summary;
 use crate::tenant::Tenant;
 use crate::types::Caller;
 
@@ -107,11 +105,13 @@ impl Shared {
         let stream = batch.header.stream();
         let content = if self.find_stored(tenant, &stream, batch.header.batch_number, hash).is_some() {
             // The committer answers with its receipt and stores nothing.
-            stored_before(&batch)
+            header_alone(&batch.header)
         } else {
             let with =
                 LineCheck { instances: &caller.instances, terms: &tenant.keys.terms, recent: &self.recent };
-            check_content(&batch, &with)?
+            let mut content = check_content(&batch, &with)?;
+            content.facts.unknown_receipts = self.unknown_receipts(tenant, &content.facts.telemetry);
+            content
         };
         Ok(Checked {
             received_bytes: batch_bytes(&batch),
@@ -121,20 +121,5 @@ impl Shared {
             header_bytes: batch.header_bytes,
             signature: batch.signature,
         })
-    }
-}
-
-fn stored_before(batch: &SignedBatch) -> Content {
-    Content {
-        places: Places::None,
-        elided: Vec::new(),
-        sections: Vec::new(),
-        facts: Facts {
-            summary: Summary::empty(batch.header.occurred_min, batch.header.occurred_max),
-            terms: Box::default(),
-            instances: Vec::new(),
-            telemetry: Vec::new(),
-            conflicts: Vec::new(),
-        },
     }
 }

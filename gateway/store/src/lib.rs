@@ -8,7 +8,7 @@
 //! tenants/<tenant>/log      Merkle log: origin, leaves, checkpoints (see `log`)
 //! control/<n>.log           control journal (see `control`)
 //! closed                    how every file ended, of a store that was closed cleanly (see `closing`)
-//! index/                    sled; only what can be rebuilt (see `index`)
+//! index/                    sled, and coverage/; only what can be rebuilt (see `index`, `snapshot`)
 //! lock                      held by the process that writes
 //! ```
 //!
@@ -41,6 +41,7 @@ mod query;
 mod queue;
 mod reader;
 mod rebuild;
+mod receipts;
 mod record;
 mod recover;
 mod sealer;
@@ -68,6 +69,7 @@ pub use import::{ImportDefaults, ImportError, ImportReport};
 pub use ingest::IngestError;
 pub use keyring::{FileKeyring, Keyring, KeyringError};
 pub use matcher::QueryError;
+pub use receipts::UnknownReceipt;
 pub use store::{OpenError, Store};
 pub use tenant::TenantError;
 pub use types::{

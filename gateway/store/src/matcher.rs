@@ -4,9 +4,12 @@ use std::net::IpAddr;
 
 use activity_schema::event::{CorrelationKey, Event};
 use activity_schema::{Timestamp, ids};
+use memchr::memmem::Finder;
 
 use crate::summary::{Summary, outcome_bit, plane_bit, trust_bit};
-use crate::terms::{PEER_KEYS, TermKey, TermKind, V4_PREFIXES, V6_PREFIXES, address, cut_v4, cut_v6};
+use crate::terms::{
+    Filter, PEER_KEYS, TermKey, TermKind, V4_PREFIXES, V6_PREFIXES, address, cut_v4, cut_v6, is_of_segments,
+};
 use crate::types::Query;
 
 /// Why a query cannot be answered as it stands.
@@ -48,8 +51,8 @@ pub(crate) struct Matcher {
     trusts: u8,
     peer: Option<Network>,
     executable: Option<String>,
-    /// Text that a matching line contains, unless it writes it with escapes.
-    needles: Vec<memchr::memmem::Finder<'static>>,
+    /// Texts of which a matching line contains one of every group, unless it writes them with escapes.
+    needles: Vec<Vec<Finder<'static>>>,
 }
 
 impl Matcher {
@@ -92,6 +95,8 @@ impl Matcher {
                 Name::Prefix(text) => key.term(TermKind::EventPrefix, text.as_bytes()),
             };
             matcher.terms.push(matcher.names.iter().map(of).collect());
+            let texts: Vec<String> = matcher.names.iter().map(Name::in_line).collect();
+            matcher.needles.push(texts.iter().map(|text| Finder::new(text).into_owned()).collect());
         }
         if let Some(network) = matcher.peer
             && let Some(prefix) = network.stored_prefix()
@@ -104,7 +109,7 @@ impl Matcher {
     fn needle(&mut self, text: &str) {
         // Only text that JSON has no reason to escape; a line that escapes it none the less is caught by its `\`.
         if ids::is_id(text) || text.bytes().all(|b| b.is_ascii_graphic() && b != b'"' && b != b'\\') {
-            self.needles.push(memchr::memmem::Finder::new(text).into_owned());
+            self.needles.push(vec![Finder::new(text).into_owned()]);
         }
     }
 
@@ -117,13 +122,19 @@ impl Matcher {
             && self.terms.iter().all(|group| group.iter().any(|term| holds(*term)))
     }
 
-    pub(crate) fn overlaps(&self, summary: &Summary) -> bool {
+    /// Whether a segment may hold a match, by the terms that its filter knows.
+    pub(crate) fn may_match_segment(&self, summary: &Summary, filter: &Filter<'_>) -> bool {
+        self.may_match(summary, |term| !is_of_segments(term) || filter.holds(term))
+    }
+
+    fn overlaps(&self, summary: &Summary) -> bool {
         summary.occurred_max >= self.from && self.to.is_none_or(|to| summary.occurred_min < to)
     }
 
     /// A cheap test before a line is parsed; never false for a match.
     pub(crate) fn may_match_line(&self, line: &[u8]) -> bool {
-        self.needles.iter().all(|needle| needle.find(line).is_some()) || memchr::memchr(b'\\', line).is_some()
+        self.needles.iter().all(|group| group.iter().any(|needle| needle.find(line).is_some()))
+            || memchr::memchr(b'\\', line).is_some()
     }
 
     pub(crate) fn matches(&self, event: &Event<'_>) -> bool {
@@ -150,6 +161,14 @@ impl Matcher {
 }
 
 impl Name {
+    /// How a line of this name writes it.
+    fn in_line(&self) -> String {
+        match self {
+            Name::Exact(text) => format!("\"{text}\""),
+            Name::Prefix(text) => format!("\"{text}"),
+        }
+    }
+
     fn is(&self, name: &str) -> bool {
         match self {
             Name::Exact(text) => text == name,

@@ -101,7 +101,7 @@ impl Shared {
         let (open, segments) = {
             let state = tenant.state.read();
             let open: Vec<_> = state.open.values().cloned().collect();
-            let segments: Vec<_> = state.segments.values().copied().collect();
+            let segments: Vec<_> = state.segments.values().cloned().collect();
             (open, segments)
         };
         let mut blocks = Vec::new();

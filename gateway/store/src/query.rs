@@ -15,12 +15,16 @@ use crate::matcher::{Matcher, QueryError};
 use crate::reader::ReadError;
 use crate::record::{StoredBatch, StoredLine};
 use crate::segment::BlockRef;
+use crate::storage::numbered_name;
 use crate::store::Shared;
-use crate::tenant::{OpenBatch, Tenant};
+use crate::tenant::{OpenBatch, SegmentMeta, Tenant};
+use crate::terms::Filter;
 use crate::types::{Answer, CoverageQuery, LIMIT_DEFAULT, LIMIT_MAX, Query, StoredEvent};
 
 /// How often a plan is made anew when files were sealed under it.
 const PLANS_MAX: usize = 5;
+/// Places of damage that an answer names; the rest is counted.
+const UNREADABLE_NAMED_MAX: usize = 16;
 
 /// Where an event stands in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,6 +66,19 @@ enum Candidate {
 }
 
 impl Candidate {
+    /// Where it is, for who looks for damage.
+    fn name(&self, tenant: &Tenant) -> String {
+        match self {
+            Candidate::Open(batch) => {
+                format!("commit/{}: batch {} of the log", numbered_name(batch.file, "log"), batch.leaf_index)
+            }
+            Candidate::Block(block) => {
+                let file = numbered_name(block.segment, "seg");
+                format!("tenants/{}/segments/{file}: block {}", tenant.id, block.block)
+            }
+        }
+    }
+
     fn occurred_min(&self) -> Timestamp {
         match self {
             Candidate::Open(batch) => batch.summary.occurred_min,
@@ -99,6 +116,7 @@ struct Page {
     after: Option<Place>,
     erased_lines: u64,
     damaged: u64,
+    unreadable: Vec<String>,
 }
 
 impl Page {
@@ -115,6 +133,14 @@ impl Page {
     /// Whether nothing from `at` on can be on the page.
     fn is_past(&self, at: Timestamp) -> bool {
         self.is_full() && self.hits.peek().is_some_and(|last| at > last.place.occurred_at)
+    }
+
+    /// Notes evidence that may hold matches and does not read.
+    fn damage(&mut self, batches: u64, what: String) {
+        self.damaged += batches;
+        if self.unreadable.len() < UNREADABLE_NAMED_MAX {
+            self.unreadable.push(what);
+        }
     }
 
     fn push(&mut self, hit: Hit) {
@@ -142,6 +168,7 @@ impl Shared {
                 after: cursor.map(|c| c.after),
                 erased_lines: 0,
                 damaged: 0,
+                unreadable: Vec::new(),
             };
             if self.fill(tenant, &matcher, &leaves, &mut page).is_ok() {
                 return Ok(self.answer(tenant, query, page, snapshot));
@@ -157,6 +184,16 @@ impl Shared {
         leaves: &std::ops::Range<u64>,
         page: &mut Page,
     ) -> Result<(), Moved> {
+        let missing = tenant.state.read().missing;
+        if missing > 0 {
+            let files = self.damaged_files.lock();
+            let files = files
+                .iter()
+                .take(UNREADABLE_NAMED_MAX)
+                .map(|n| format!("; commit/{}", numbered_name(*n, "log")));
+            let what = format!("{missing} batches of the log are in no file that reads");
+            page.damage(missing, files.fold(what, |what, file| what + &file));
+        }
         for candidate in self.plan(tenant, matcher, leaves) {
             if page.is_past(candidate.occurred_min()) {
                 break;
@@ -175,7 +212,7 @@ impl Shared {
                 Err(ReadError::Gone) => return Err(Moved),
                 Err(error) => {
                     tracing::warn!(%error, tenant = %tenant.id, "evidence does not read; run verify");
-                    page.damaged += 1;
+                    page.damage(1, candidate.name(tenant));
                 }
             }
         }
@@ -191,8 +228,8 @@ impl Shared {
             let holds = |b: &OpenBatch| matcher.may_match(&b.summary, |t| b.terms.binary_search(&t).is_ok());
             let open: Vec<_> =
                 state.open.range(range).map(|(_, b)| b).filter(|b| holds(b)).cloned().collect();
-            let segments: Vec<_> =
-                state.segments.values().filter(|s| matcher.overlaps(&s.summary)).copied().collect();
+            let holds = |s: &&SegmentMeta| matcher.may_match_segment(&s.summary, &Filter::new(&s.filter));
+            let segments: Vec<_> = state.segments.values().filter(holds).cloned().collect();
             (open, segments)
         };
         let mut plan: Vec<Candidate> = open.into_iter().map(Candidate::Open).collect();
@@ -227,6 +264,7 @@ impl Shared {
             log_size,
             erased_lines: page.erased_lines,
             damaged: page.damaged,
+            unreadable: page.unreadable,
         }
     }
 }

@@ -97,7 +97,7 @@ impl Shared {
                 return (open.hash == hash).then_some((stored, false));
             }
             let run = known.sealed_run(number)?;
-            (run, *state.segments.get(&run.segment)?)
+            (run, state.segments.get(&run.segment)?.clone())
         };
         let entry = self.index.block(&tenant.id, run.segment, run.block)?;
         let block = entry.place(&meta);

@@ -10,7 +10,7 @@ use crate::record::{FLAG_FORK, StoredBatch};
 use crate::recover::facts_of;
 use crate::segment::{Header, scan_blocks};
 use crate::tenant::{Stored, Tenant};
-use crate::terms::Filter;
+use crate::terms::{Filter, is_of_segments};
 
 /// Entries of every block that reads.
 pub(crate) fn entries_of_blocks(bytes: &[u8], tenant: &Tenant, header: &Header) -> Vec<BlockEntry> {
@@ -71,5 +71,7 @@ pub(crate) fn entry_of(batches: &[StoredBatch], tenant: &Tenant) -> Option<Block
         forks: forks
             .map(|b| (b.batch_hash, Stored { leaf_index: b.leaf_index, received_at: b.received_at }))
             .collect(),
+        batches: batches.len() as u64,
+        segment_terms: terms.into_iter().filter(|term| is_of_segments(*term)).collect(),
     })
 }

@@ -4,7 +4,7 @@
 //! - Commit frames that no segment holds become open batches again. Frames after the last whole group of the newest
 //!   file were never acknowledged, unless the tenant's log has their leaf; they are cut off.
 //! - The log's leaves are brought in line with the batches that are stored.
-//! - Coverage starts from the snapshot in the index and hears of everything newer again.
+//! - Coverage starts from its snapshot and hears of everything newer again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -16,12 +16,13 @@ use activity_schema::{BatchHeader, Event, Hash, merkle};
 
 use crate::block_entry::BlockEntry;
 use crate::commit::{CommitFile, CommitWriter, FoundBatch, commit_path};
-use crate::coverage::Seen;
+use crate::coverage::{Files, Seen, is_heard, may_be_heard};
 use crate::frame::{Found, Kind, Scan};
 use crate::log::{read_leaves, repair_leaves};
 use crate::record::{Clear, FLAG_FORK, StoredBatch, StoredLine, read_batch};
 use crate::sealer::admit_segment;
 use crate::segment::{self, Header as SegmentHeader, SegmentError};
+use crate::snapshot::load_coverage;
 use crate::store::{OpenError, Shared};
 use crate::summary::Summary;
 use crate::tenant::{OpenBatch, StreamState, Tenant, few, open_tenant, tenant_dir};
@@ -38,12 +39,24 @@ pub(crate) struct Recovered {
 }
 
 pub(crate) fn recover(shared: &Shared) -> Result<Recovered, OpenError> {
-    let mut recovery = Recovery { shared, findings: Vec::new(), stored: BTreeMap::new(), next_number: 1 };
+    let mut recovery = Recovery {
+        shared,
+        findings: Vec::new(),
+        stored: BTreeMap::new(),
+        next_number: 1,
+        sealed_meanwhile: Vec::new(),
+    };
     for id in tenant_ids(shared)? {
         recovery.segments(&id)?;
     }
     let (ended, previous) = recovery.commit_files()?;
+    recovery.sealed_meanwhile()?;
     recovery.logs()?;
+    for (tenant, collector, receipt) in shared.control.lock().unknown_receipts() {
+        if let Some(tenant) = shared.tenant(tenant) {
+            tenant.state.write().coverage.unknown_receipt(collector, receipt);
+        }
+    }
     let number = recovery.next_number;
     Ok(Recovered {
         writer: CommitWriter::new(&shared.env, &shared.commit_dir(), number, previous),
@@ -64,6 +77,8 @@ struct Recovery<'a> {
     /// Leaf hashes of the batches in the commit log, by tenant and index.
     stored: BTreeMap<TenantId, BTreeMap<u64, Hash>>,
     next_number: u64,
+    /// Commit files that went away between their listing and their reading.
+    sealed_meanwhile: Vec<u64>,
 }
 
 impl Recovery<'_> {
@@ -80,6 +95,8 @@ impl Recovery<'_> {
             return Ok(());
         }
         let tenant = shared.make_tenant(id)?;
+        // Before the segments are listed: it must not have heard of one that is not in the list.
+        let snapshot = load_coverage(shared, &tenant);
         let segments = dir.join("segments");
         let numbers = shared
             .env
@@ -88,17 +105,40 @@ impl Recovery<'_> {
             .map_err(|source| OpenError::Io { path: segments.clone(), source })?;
         for number in numbers {
             self.next_number = self.next_number.max(number + 1);
-            match self.segment(&tenant, number) {
-                Ok((header, entries)) => {
-                    let mut state = tenant.state.write();
-                    admit_segment(&mut state, &header, &entries);
-                    let last = entries.iter().map(|e| e.received_max).max();
-                    state.last_received_at = state.last_received_at.max(last);
+            self.admit(&tenant, number);
+        }
+        self.coverage_of_segments(&tenant, snapshot);
+        Ok(())
+    }
+
+    fn admit(&mut self, tenant: &Tenant, number: u64) {
+        match self.segment(tenant, number) {
+            Ok((header, entries)) => {
+                let mut state = tenant.state.write();
+                admit_segment(&mut state, &header, &entries);
+                let last = entries.iter().map(|e| e.received_max).max();
+                state.last_received_at = state.last_received_at.max(last);
+            }
+            Err(error) => self.found(format!("tenants/{}/segments/{number:020}.seg: {error}", tenant.id)),
+        }
+    }
+
+    /// Takes the segments of commit files that a running gateway sealed after the segments were listed.
+    fn sealed_meanwhile(&mut self) -> Result<(), OpenError> {
+        let numbers = std::mem::take(&mut self.sealed_meanwhile);
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        for id in tenant_ids(self.shared)? {
+            let tenant = self.shared.make_tenant(&id)?;
+            for number in &numbers {
+                if self.shared.env.storage.len(&segment::segment_path(&tenant.dir, *number)).is_ok() {
+                    self.admit(&tenant, *number);
+                    let meta = tenant.state.read().segments.get(number).cloned();
+                    meta.iter().for_each(|meta| self.shared.cover_segment(&tenant, meta));
                 }
-                Err(error) => self.found(format!("tenants/{id}/segments/{number:020}.seg: {error}")),
             }
         }
-        self.coverage_of_segments(&tenant);
         Ok(())
     }
 
@@ -115,14 +155,15 @@ impl Recovery<'_> {
         if shared.index.has_segment(&tenant.id, number, &header.id) {
             return Ok((header, shared.index.entries(&tenant.id, number)));
         }
-        let bytes = shared.env.storage.read(&path)?;
-        let (header, entries) = match segment::read_footer(&bytes, &tenant.id, |id| tenant.keys.head_of(id)) {
+        let key = tenant.keys.head_of(&header.id);
+        let storage = &*shared.env.storage;
+        let entries = match segment::read_footer(storage, &path, &tenant.id, &header, &key) {
             Err(SegmentError::Footer) => {
                 self.found(format!(
                     "tenants/{}/segments/{number:020}.seg: the footer is damaged; its blocks are read instead",
                     tenant.id
                 ));
-                (header, crate::rebuild::entries_of_blocks(&bytes, tenant, &header))
+                crate::rebuild::entries_of_blocks(&storage.read(&path)?, tenant, &header)
             }
             other => other?,
         };
@@ -154,8 +195,10 @@ impl Recovery<'_> {
             }
             let bytes = match shared.env.storage.read(&path) {
                 Ok(bytes) => bytes,
-                // Sealed while a reader opens the store.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    self.sealed_meanwhile.push(*number);
+                    continue;
+                }
                 Err(e) => return Err(at(&path)(e)),
             };
             match CommitFile::scan(bytes, counted.get(number).copied()) {
@@ -363,17 +406,23 @@ impl Recovery<'_> {
             }
             let size = read_leaves(&self.shared.env, &dir).map_err(io)?.len() as u64;
             let known = stored.keys().next_back().map_or(0, |last| last + 1);
-            tenant.state.write().log_size = size.max(known);
+            // A reader's log is as long as it was before the files were listed: what came later may not be in them.
+            let logged = tenant.log.lock().size();
+            let mut state = tenant.state.write();
+            state.log_size = size.max(known);
+            let held = state.segments.values().map(|s| s.batches).sum::<u64>() + state.open.len() as u64;
+            state.missing = logged.saturating_sub(held);
         }
         Ok(())
     }
 
-    fn coverage_of_segments(&self, tenant: &Tenant) {
+    fn coverage_of_segments(&self, tenant: &Tenant, snapshot: Option<Vec<u8>>) {
         let mut state = tenant.state.write();
-        let segments: Vec<_> = state.segments.values().copied().collect();
-        let newest = state.coverage.restore(self.shared.index.coverage(&tenant.id).as_deref());
+        let segments: Vec<_> = state.segments.values().cloned().collect();
+        let files: Files = segments.iter().map(|s| (s.number, s.file_id)).collect();
+        let heard = state.coverage.restore(snapshot.as_deref(), &files);
         drop(state);
-        for meta in segments.into_iter().filter(|s| newest.is_none_or(|n| s.number > n)) {
+        for meta in segments.into_iter().filter(|s| !heard.contains_key(&s.number)) {
             self.shared.cover_segment(tenant, &meta);
         }
     }
@@ -400,7 +449,7 @@ pub(crate) fn facts_of(batch: &StoredBatch, header: &BatchHeader, tenant: &Tenan
         if !instances.contains(event.correlation.instance_id.as_str()) {
             instances.insert(event.correlation.instance_id.as_str().to_owned());
         }
-        if event.event_name.starts_with("telemetry.") {
+        if is_heard(&event.event_name) {
             telemetry.push(line.to_vec());
         }
     }
@@ -458,7 +507,7 @@ fn cover_block(tenant: &Tenant, entry: &BlockEntry, batches: &[StoredBatch]) {
         }
         for line in batch.all_lines() {
             if let StoredLine::Line(line) = line
-                && memchr::memmem::find(line, b"\"telemetry.").is_some()
+                && may_be_heard(line)
             {
                 state.coverage.telemetry(line);
             }

@@ -19,7 +19,7 @@ use crate::record::{FLAG_FORK, StoredBatch, StoredLine};
 use crate::segment::{BLOCK_RAW_BYTES, Header, SegmentWriter, meta_of};
 use crate::store::Shared;
 use crate::tenant::{FileKeys, OpenBatch, SealedRun, Stored, Tenant, TenantState};
-use crate::terms::Filter;
+use crate::terms::{Filter, is_of_segments};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SealError {
@@ -227,5 +227,7 @@ fn entry_of(gathered: &[(Arc<OpenBatch>, Vec<String>)]) -> Option<BlockEntry> {
         received_max: last.received_at,
         instances,
         forks: forks.collect(),
+        batches: gathered.len() as u64,
+        segment_terms: terms.into_iter().filter(|term| is_of_segments(*term)).collect(),
     })
 }

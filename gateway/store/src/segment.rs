@@ -15,20 +15,22 @@
 //! one section a retention class and day, whatever batch they came in. When the footer is damaged, the blocks
 //! say all that it does.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use activity_schema::Timestamp;
 use activity_schema::ids::TenantId;
 
-use crate::aead::Unsealed;
+use crate::aead::{SectionKey, Unsealed};
 use crate::block_entry::BlockEntry;
 use crate::commit::FileId;
 use crate::env::Env;
 use crate::frame::{FRAME_HEADER_BYTES, Found, Kind, Scan, frame_at, put_frame};
 use crate::record::{Keys, RecordError, aad};
-use crate::storage::numbered_name;
+use crate::storage::{Storage, numbered_name};
 use crate::tenant::{FileKeys, SegmentMeta};
+use crate::terms::Filter;
 use crate::wire::{Reader, WireError, put_bytes, put_len};
 
 const MAGIC: &[u8; 8] = b"ACTSEGM1";
@@ -220,31 +222,50 @@ impl<'a> SegmentWriter<'a> {
     }
 }
 
-/// Header and block entries of a segment file.
+/// Block entries of a segment file, read without its blocks.
 pub(crate) fn read_footer(
-    bytes: &[u8],
+    storage: &dyn Storage,
+    path: &Path,
     tenant: &TenantId,
-    keys_of: impl Fn(&FileId) -> crate::aead::SectionKey,
-) -> Result<(Header, Vec<BlockEntry>), SegmentError> {
-    let header = Header::read(bytes).map_err(|_| SegmentError::Header)?;
-    let entries = footer_entries(bytes, tenant, &header, &keys_of(&header.id));
-    Ok((header, entries.ok_or(SegmentError::Footer)?))
+    header: &Header,
+    key: &SectionKey,
+) -> Result<Vec<BlockEntry>, SegmentError> {
+    let end = storage.len(path)?.checked_sub(TRAILER_BYTES as u64).ok_or(SegmentError::Footer)?;
+    let trailer = storage.read_at(path, end, TRAILER_BYTES)?;
+    let offset = footer_offset(&trailer).filter(|offset| *offset < end).ok_or(SegmentError::Footer)?;
+    let len = usize::try_from(end - offset).map_err(|_| SegmentError::Footer)?;
+    let frame = storage.read_at(path, offset, len)?;
+    footer_entries(&frame, tenant, header, key).ok_or(SegmentError::Footer)
 }
 
-fn footer_entries(
+/// Block entries of the bytes of a segment file.
+pub(crate) fn footer_of(
     bytes: &[u8],
     tenant: &TenantId,
     header: &Header,
-    key: &crate::aead::SectionKey,
+    key: &SectionKey,
+) -> Result<Vec<BlockEntry>, SegmentError> {
+    let (rest, trailer) =
+        bytes.split_at_checked(bytes.len().saturating_sub(TRAILER_BYTES)).ok_or(SegmentError::Footer)?;
+    let offset = footer_offset(trailer).and_then(|offset| usize::try_from(offset).ok());
+    let frame = offset.and_then(|offset| rest.get(offset..));
+    frame.and_then(|frame| footer_entries(frame, tenant, header, key)).ok_or(SegmentError::Footer)
+}
+
+fn footer_offset(trailer: &[u8]) -> Option<u64> {
+    let (offset, magic) = trailer.split_at_checked(8)?;
+    (magic == END_MAGIC).then(|| offset.try_into().ok().map(u64::from_le_bytes))?
+}
+
+fn footer_entries(
+    frame: &[u8],
+    tenant: &TenantId,
+    header: &Header,
+    key: &SectionKey,
 ) -> Option<Vec<BlockEntry>> {
-    let trailer = bytes.get(bytes.len().checked_sub(TRAILER_BYTES)?..)?;
-    if trailer[8..] != *END_MAGIC {
-        return None;
-    }
-    let offset = usize::try_from(u64::from_le_bytes(trailer[..8].try_into().ok()?)).ok()?;
-    let Some((Kind::Footer, sealed)) = bytes.get(offset..).and_then(frame_at) else { return None };
+    let (Kind::Footer, sealed) = frame_at(frame)? else { return None };
     // Nothing may hide between the footer and the trailer.
-    if offset + FRAME_HEADER_BYTES + sealed.len() + TRAILER_BYTES != bytes.len() {
+    if FRAME_HEADER_BYTES + sealed.len() != frame.len() {
         return None;
     }
     let packed = key.open(&aad(Kind::Footer, tenant, header.number, None), sealed).ok()?;
@@ -290,5 +311,8 @@ pub(crate) fn scan_blocks(bytes: &[u8]) -> ScannedBlocks<'_> {
 pub(crate) fn meta_of(header: &Header, entries: &[BlockEntry]) -> Option<SegmentMeta> {
     let mut summary = entries.first()?.summary;
     entries.iter().skip(1).for_each(|entry| summary.merge(&entry.summary));
-    Some(SegmentMeta { number: header.number, file_id: header.id, summary })
+    let terms: BTreeSet<u64> = entries.iter().flat_map(|entry| &entry.segment_terms).copied().collect();
+    let filter = Filter::build(&terms.into_iter().collect::<Vec<_>>()).into();
+    let batches = entries.iter().map(|entry| entry.batches).sum();
+    Some(SegmentMeta { number: header.number, file_id: header.id, summary, batches, filter })
 }

@@ -121,6 +121,8 @@ pub(crate) struct Shared {
     /// Findings of the opening, for the operator.
     pub findings: Mutex<Vec<String>>,
     pub sealing_fails: AtomicBool,
+    /// The last attempt to write the commit log failed.
+    pub commits_fail: AtomicBool,
     /// Held by what rewrites segments.
     pub maintenance: Mutex<()>,
 }
@@ -288,6 +290,7 @@ impl Store {
                 log_size: 0,
                 erased_lines: 0,
                 damaged: 0,
+                unreadable: Vec::new(),
             }),
         }
     }
@@ -371,6 +374,7 @@ impl Store {
             disk_free,
             full: disk_free < shared.config.reserve_bytes,
             read_only: shared.read_only,
+            commits_fail: shared.commits_fail.load(Ordering::Relaxed),
             last_commit: *shared.last_commit.lock(),
             counters: shared.metrics.snapshot(),
         }
@@ -433,6 +437,7 @@ fn assemble(
         damaged_files: Mutex::default(),
         findings: Mutex::new(scan.findings),
         sealing_fails: AtomicBool::new(false),
+        commits_fail: AtomicBool::new(false),
         maintenance: Mutex::new(()),
     };
     Ok((shared, changed))

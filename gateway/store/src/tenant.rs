@@ -42,6 +42,8 @@ pub(crate) struct TenantState {
     pub last_received_at: Option<Timestamp>,
     /// Size of the log, for snapshots.
     pub log_size: u64,
+    /// Batches of the log that were in no file that reads when the store was opened.
+    pub missing: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -65,11 +67,14 @@ pub(crate) struct Stored {
 }
 
 /// A segment, as far as memory needs it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SegmentMeta {
     pub number: u64,
     pub file_id: FileId,
     pub summary: Summary,
+    pub batches: u64,
+    /// Bits of a filter over the terms that segments have few of.
+    pub filter: Arc<[u8]>,
 }
 
 /// Batches of a stream in one block.
@@ -118,7 +123,7 @@ pub(crate) struct OpenBatch {
     pub terms: Box<[u64]>,
     /// Of the lines that are kept; `None` when there are more than memory keeps.
     pub instances: Option<Box<[String]>>,
-    /// It holds `telemetry.*` lines.
+    /// It holds lines that coverage hears of.
     pub telemetry: bool,
 }
 

@@ -5,6 +5,8 @@
 //! entered by their prefixes: event names by each `word.`, addresses by the networks of [`V4_PREFIXES`] and
 //! [`V6_PREFIXES`].
 //!
+//! The top bit of a term tells its kind apart: see [`SEGMENT_BIT`].
+//!
 //! [`Filter`], the form on disk, is a Bloom filter of 16 bits a term and 8 probes (about 0.06 % false
 //! positives): `bytes bits`, probe `i` at `(low + i · high) mod bits` of the term's halves.
 
@@ -34,6 +36,29 @@ pub(crate) enum TermKind {
     Executable = 11,
 }
 
+/// Set in terms that a whole segment has few of, so that memory can keep a filter a segment: of instances, sessions,
+/// missions, tasks and event names. Clear in those of tool calls, commands, processes, peers and executables.
+const SEGMENT_BIT: u64 = 1 << 63;
+
+impl TermKind {
+    fn is_of_segments(self) -> bool {
+        matches!(
+            self,
+            TermKind::Instance
+                | TermKind::Session
+                | TermKind::Mission
+                | TermKind::Task
+                | TermKind::EventName
+                | TermKind::EventPrefix
+        )
+    }
+}
+
+/// Whether filters of segments hold terms of this kind.
+pub(crate) fn is_of_segments(term: u64) -> bool {
+    term & SEGMENT_BIT != 0
+}
+
 pub(crate) const V4_PREFIXES: [u8; 4] = [8, 16, 24, 32];
 pub(crate) const V6_PREFIXES: [u8; 4] = [32, 48, 64, 128];
 
@@ -52,7 +77,8 @@ impl TermKey {
         let mut hasher = SipHasher13::new_with_key(&self.0);
         hasher.write(&[kind as u8]);
         hasher.write(value);
-        hasher.finish()
+        let hash = hasher.finish();
+        if kind.is_of_segments() { hash | SEGMENT_BIT } else { hash & !SEGMENT_BIT }
     }
 
     /// The term of a network: the address cut to `prefix` bits.

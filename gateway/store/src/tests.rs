@@ -3,8 +3,10 @@
 
 mod basic;
 mod faults;
+mod field;
 mod kit;
 mod life;
 mod measure;
 mod sim;
 mod tamper;
+mod telemetry;

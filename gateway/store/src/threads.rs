@@ -70,7 +70,10 @@ fn commit_loop(shared: &Shared, writer: CommitWriter, to_sealer: &Sender<u64>) {
     loop {
         let force = match shared.queue.next(COMMITTER_IDLE) {
             Work::Stop => return,
-            Work::Idle => false,
+            Work::Idle => {
+                committer.probe();
+                false
+            }
             Work::Seal => true,
             Work::Commit(mut jobs) => {
                 while !jobs.is_empty() {

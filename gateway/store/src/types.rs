@@ -117,8 +117,10 @@ pub struct Answer {
     pub log_size: u64,
     /// Lines that may match but are gone: their retention class's key was erased.
     pub erased_lines: u64,
-    /// Batches or blocks that may hold matches but do not read (damage); verification names them.
+    /// Batches or blocks that may hold matches but do not read (damage); verification names them all.
     pub damaged: u64,
+    /// Where the first of them are.
+    pub unreadable: Vec<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -167,8 +169,10 @@ pub struct Health {
     pub disk_free: u64,
     /// Free space is below the reserve: ingest is refused.
     pub full: bool,
-    /// The journal could not be written and ingest has stopped.
+    /// The store is open for reading only.
     pub read_only: bool,
+    /// The commit log could not be written or fsynced; nothing is acknowledged until it can.
+    pub commits_fail: bool,
     pub last_commit: Option<Timestamp>,
     pub counters: Counters,
 }
@@ -183,7 +187,11 @@ pub struct Counters {
     pub batches_refused: u64,
     pub events_stored: u64,
     pub events_withheld: u64,
+    /// Of a name that is not in the catalogue.
+    pub events_unknown: u64,
     pub event_id_conflicts: u64,
+    /// Heartbeats with a receipt that this store did not give.
+    pub receipts_unknown: u64,
     pub bytes_received: u64,
     pub commits: u64,
     pub commit_failures: u64,

@@ -62,8 +62,8 @@ fn check_segment(name: &str, bytes: &[u8], check: &mut TenantCheck<'_>, findings
             return;
         }
     };
-    let entries = match segment::read_footer(bytes, &id, |file| check.keys().head_of(file)) {
-        Ok((_, entries)) => Some(entries),
+    let entries = match segment::footer_of(bytes, &id, &header, &check.keys().head_of(&header.id)) {
+        Ok(entries) => Some(entries),
         Err(error) => {
             findings.damage(name, Some(&id), None, error.to_string());
             None

@@ -296,6 +296,12 @@ async fn verify_and_proof_hold_for_what_was_stored_and_name_what_was_changed() {
     let bad = activity(&["verify", &store]);
     assert_eq!(bad.status.code(), Some(5), "{}", stdout(&bad));
     let name = Path::new(holder).file_name().unwrap().to_str().unwrap();
+    for asked in [&["query"][..], &["timeline", "--instance", "sandbox-7"]] {
+        let answer = activity(&[&["--store", &store], asked].concat());
+        assert_eq!(answer.status.code(), Some(5), "{}{}", stdout(&answer), stderr(&answer));
+        assert!(stdout(&answer).starts_with("coverage  "), "what reads is answered: {}", stdout(&answer));
+        assert!(stderr(&answer).contains(name), "what does not read is named: {}", stderr(&answer));
+    }
     assert!(stdout(&bad).contains(name), "the damaged file is named: {}", stdout(&bad));
     assert!(stderr(&bad).contains("batch 0 "), "the batch is named: {}", stderr(&bad));
 }

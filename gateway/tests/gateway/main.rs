@@ -4,6 +4,7 @@
 
 mod command_line;
 mod enrolment;
+mod full_disk;
 mod isolation;
 mod limits;
 mod running;

@@ -26,6 +26,32 @@ async fn fc29_ingest_that_stands_still_fails_readiness_while_the_process_lives()
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn fc29_a_journal_that_cannot_be_written_fails_readiness_until_it_can() {
+    let world = World::start().await;
+    let mut collector = world.enrol("acme", "sandbox-7", "c-1").await;
+    let (commit, away) = (world.path("store/commit"), world.path("store/away"));
+    std::fs::rename(&commit, &away).unwrap();
+    let batch = collector.batch(1);
+    let refused = collector.send(&world, std::slice::from_ref(&batch)).await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE, "{:?}", refused.body);
+    let admin = world.admin();
+    let ready = get(world.operators(), Some(&admin), "/readyz").await;
+    assert_eq!(ready.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(&ready.body[..], b"not ready: the journal cannot be written\n");
+    assert_eq!(get(world.operators(), Some(&admin), "/healthz").await.status, StatusCode::OK);
+    std::fs::rename(&away, &commit).unwrap();
+    for _ in 0..100 {
+        if get(world.operators(), Some(&admin), "/readyz").await.status == StatusCode::OK {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(get(world.operators(), Some(&admin), "/readyz").await.status, StatusCode::OK);
+    let stored = collector.send(&world, &[batch]).await.results();
+    assert!(matches!(stored.results[..], [BatchResult::Stored { .. }]), "{stored:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn fc28_graceful_stop_under_load_what_was_accepted_is_durable() {
     let world = World::start().await;
     let accepted = Arc::new(AtomicU64::new(0));

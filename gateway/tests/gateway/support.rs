@@ -60,7 +60,10 @@ pub fn config(data: &Path) -> Config {
 
 impl World {
     pub async fn start() -> World {
-        let dir = tempfile::tempdir().unwrap();
+        World::start_in(tempfile::tempdir().unwrap()).await
+    }
+
+    pub async fn start_in(dir: TempDir) -> World {
         daemon::init(dir.path(), &["localhost".into(), "127.0.0.1".into()], clock::now()).await.unwrap();
         let server = Server::start(config(dir.path())).await.unwrap();
         World { dir, server }

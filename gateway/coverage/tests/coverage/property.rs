@@ -198,7 +198,7 @@ fn requests(seed: u64) -> Vec<CoverageRequest> {
         }
         request
     };
-    (0..3).map(&mut make).filter(|r| r.from < r.to.min(r.now)).collect()
+    (0..3).map(&mut make).filter(|r| r.from < Some(r.to.min(r.now))).collect()
 }
 
 /// What both sides must agree on; spans of one state are merged.

@@ -97,7 +97,8 @@ impl<'h> Reference<'h> {
 
     pub fn answer(&self, request: &CoverageRequest) -> Answer {
         let instance = request.instance.as_deref().expect("asked of one instance");
-        let (from, to) = (request.from.as_nanos(), request.to.min(request.now).as_nanos());
+        let (from, to) =
+            (request.from.expect("a beginning").as_nanos(), request.to.min(request.now).as_nanos());
         let speaking: Vec<&Told<'h>> =
             self.collectors.values().filter(|told| !told.configs(instance).is_empty()).collect();
         let mut classes: BTreeSet<EventClass> = request.classes.iter().copied().collect();
@@ -126,7 +127,7 @@ impl<'h> Reference<'h> {
 
 /// Asks every whole second and the nanosecond after it; nothing in these histories changes in between.
 fn sweep(speaking: &[&Told<'_>], instance: &str, class: EventClass, request: &CoverageRequest) -> Vec<Span> {
-    let (from, to) = (request.from.as_nanos(), request.to.min(request.now).as_nanos());
+    let (from, to) = (request.from.expect("a beginning").as_nanos(), request.to.min(request.now).as_nanos());
     let missing: Vec<Vec<Lost>> =
         speaking.iter().map(|told| told.missing(instance, class, from, to)).collect();
     let mut counted = BTreeSet::new();

@@ -1,9 +1,11 @@
 //! Each rule of liveness and declaration by name.
 
-use activity_coverage::CoverageIndex;
+use activity_coverage::{CoverageIndex, CoverageRequest};
 use activity_schema::Class;
 use activity_schema::coverage::{CoverageState, EventClass};
 use activity_schema::event::{Trust, Value};
+
+use uuid::Uuid;
 
 use crate::world::*;
 use CoverageState::{Covered, Lossy, Pending, Unobserved, Unsupported};
@@ -317,6 +319,71 @@ fn every_instance_means_silent_ones_too_but_not_destroyed_ones() {
     c.say("runtime.lifecycle.destroyed", "j", 30, object([]));
     apply(&mut index, &c.facts);
     assert_eq!(ids(&index), ["i", "k"]);
+}
+
+#[test]
+fn a_destroyed_instance_is_answered_for_up_to_its_end_and_is_not_silent_after_it() {
+    let mut vm = Collector::new("vm", "v1");
+    vm.started(0);
+    vm.config("j", 0, &[(Process, "supported")]);
+    vm.heartbeat(30);
+    let mut host = running("g", 100);
+    let ask = |index: &CoverageIndex| index.report(&request("j", 0, 100, 100));
+    let index = index_of(&[&host, &vm]);
+    let silent = ask(&index);
+    assert!(!silent.complete && silent.reasons[0].contains("silent since"), "{:?}", silent.reasons);
+    host.say("runtime.lifecycle.destroyed", "j", 30, object([]));
+    // The batch that tells of it goes on with other events.
+    let mut batch = host.facts_of_batch(Class::Standard, 2, 20, 40);
+    batch.instances = vec!["j".to_owned()];
+    let mut facts = vm.facts.clone();
+    facts.extend(host.facts.clone());
+    facts.push(Fact::Batch(batch));
+    let mut index = CoverageIndex::default();
+    apply(&mut index, &facts);
+    // Its last moment is not vouched for; nothing after it is asked.
+    let report = ask(&index);
+    let spans = &class(&report, Process).spans;
+    assert_eq!(spans.last().map(|s| s.to.as_nanos()), Some(30 * 1_000_000_000 + 1), "{spans:?}");
+    assert_eq!(states(&report, Process)[0], (0, 30, CoverageState::Covered));
+}
+
+#[test]
+fn without_a_beginning_each_instance_is_answered_for_from_its_first_declaration() {
+    let mut c = Collector::new("g", "e1");
+    c.started(0);
+    c.config("i", 10, &[(Process, "supported")]);
+    c.config("late", 50, &[(Process, "supported")]);
+    c.heartbeat(100);
+    let index = index_of(&[&c]);
+    let ask = |instance: Option<&str>, from: Option<i64>| {
+        index.report(&CoverageRequest {
+            instance: instance.map(str::to_owned),
+            from: from.map(at),
+            ..request("i", 0, 100, 100)
+        })
+    };
+    for (instance, first) in [(Some("i"), 10), (Some("late"), 50), (None, 10)] {
+        let report = ask(instance, None);
+        assert!(report.complete, "{instance:?}: {:?}", report.reasons);
+        assert_eq!(report.from, at(first));
+    }
+    assert!(!ask(Some("late"), Some(0)).complete, "what is asked for is not left out");
+    assert!(!ask(Some("nobody"), None).complete);
+}
+
+#[test]
+fn an_unknown_receipt_taints_all_before_it() {
+    let mut c = Collector::new("g", "e1");
+    c.started(0);
+    c.config("i", 0, &[(Process, "supported")]);
+    c.heartbeat(100);
+    let mut index = index_of(&[&c]);
+    assert!(index.report(&request("i", 0, 50, 100)).complete);
+    index.apply_unknown_receipt("g", Uuid::from_u128(9), at(60));
+    let report = index.report(&request("i", 0, 50, 100));
+    assert!(!report.complete && report.reasons[0].contains("receipt"), "{:?}", report.reasons);
+    assert!(index.report(&request("i", 70, 90, 100)).complete);
 }
 
 #[test]

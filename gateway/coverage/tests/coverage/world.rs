@@ -294,7 +294,7 @@ pub fn index_of(collectors: &[&Collector]) -> CoverageIndex {
 pub fn request(instance: &str, from: i64, to: i64, now: i64) -> CoverageRequest {
     CoverageRequest {
         instance: Some(instance.to_owned()),
-        from: at(from),
+        from: Some(at(from)),
         to: at(to),
         now: at(now),
         classes: Vec::new(),

@@ -1,4 +1,4 @@
-use activity_schema::coverage::{CoverageSpan, CoverageState};
+use activity_schema::coverage::{ClassCoverage, CoverageSpan, CoverageState, EventClass};
 use serde_json::json;
 
 use super::make::{at, complete, event};
@@ -123,6 +123,18 @@ fn gaps_are_drawn_where_they_are_and_the_coverage_line_says_why() {
     let full = coverage_lines(&coverage).join("\n");
     assert!(full.contains("  process   lossy         by ebpf"), "{full}");
     assert!(full.contains("ring_full · 12 lost"), "{full}");
+}
+
+#[test]
+fn what_cannot_be_seen_here_is_said_beside_complete() {
+    let mut coverage = complete(1_000, 9_000);
+    coverage.instances[0].classes.push(ClassCoverage {
+        class: EventClass::File,
+        state: CoverageState::Unsupported,
+        source: None,
+        spans: Vec::new(),
+    });
+    check("story_unsupported", &download(), coverage, Style::default());
 }
 
 #[test]

@@ -230,3 +230,24 @@ fn calls_that_fail_cost_no_acknowledged_batch_and_the_store_goes_on() {
         assert!(result.is_ok(), "seed {seed:#x} case {n}");
     }
 }
+
+#[test]
+fn fc29_a_failed_fsync_shows_in_health_until_the_disk_takes_bytes_again() {
+    let disk = Arc::new(SimDisk::new(7));
+    let store = open(&disk, 7, 1 << 20).unwrap();
+    let mut sent = Sent::new("tenant-a", "c1", 4);
+    sent.send(&store, 1);
+    assert!(!store.health().commits_fail);
+    disk.set_fault(Fault::Random(1, io::ErrorKind::Other));
+    assert!(ingest(&store, &sent.collector, sent.batches[1..2].to_vec()).is_err());
+    assert!(store.health().commits_fail);
+    disk.set_fault(Fault::None);
+    // Nobody sends anything: the store finds out by itself.
+    let healed = (0..1_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        !store.health().commits_fail
+    });
+    assert!(healed);
+    sent.send(&store, 3);
+    sent.check(&store, 4);
+}

@@ -31,9 +31,14 @@ fn events(c: &mut Collector, count: u64, at: i64, step: i64) -> SignedBatch {
     for i in 0..count {
         let n = c.next_sequence + i;
         let time = at + i64::try_from(i).unwrap() * step;
-        let name = if n.is_multiple_of(2) { "process.exec" } else { "process.exited" };
+        let name = match n % 1000 {
+            0 => "session.started",
+            n if n.is_multiple_of(2) => "process.exec",
+            _ => "process.exited",
+        };
+        let session = format!("session-{}-{}", c.id, n / 1000);
         lines.push(c.line(i, name, time, |e| {
-            e.correlation.session_id = Some(format!("session-{}", n / 1000).into());
+            e.correlation.session_id = Some(session.into());
             e.correlation.tool_call_id =
                 Some(format!("toolu_{:024x}", (n / 20).wrapping_mul(0x9e37_79b9_7f4a_7c15)).into());
         }));
@@ -134,10 +139,12 @@ fn measure_density() {
 #[test]
 #[ignore = "a measurement; a few minutes"]
 fn measure_query() {
+    const COLLECTORS: u64 = 100;
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(config(dir.path())).unwrap();
     let total: u64 = std::env::var("EVENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(2_000_000);
-    let mut collectors: Vec<_> = (0..20).map(|n| Collector::new("tenant-a", &format!("c{n}"))).collect();
+    let mut collectors: Vec<_> =
+        (0..COLLECTORS).map(|n| Collector::new("tenant-a", &format!("c{n}"))).collect();
     let mut at = T0;
     let mut made = 0;
     let begun = Instant::now();
@@ -151,31 +158,54 @@ fn measure_query() {
     }
     println!("{made} events made and stored in {:?}", begun.elapsed());
     seal_all(&store);
-    let per_collector = made / 20;
-    let mut times = Vec::new();
-    for n in 0..60u64 {
-        let session = (n * 7919) % (per_collector / 1000);
-        let instance = format!("instance-c{}", n % 20);
-        let query = Query {
-            session: Some(format!("session-{session}")),
-            instance: Some(instance),
-            ..Query::default()
-        };
+    let tenant = collectors[0].tenant.clone();
+    let opened = || store.health().counters.blocks_opened;
+    let sessions = made / COLLECTORS / 1000;
+    let (before, mut times) = (opened(), Vec::new());
+    for n in 0..200u64 {
+        let session = format!("session-c{}-{}", n % COLLECTORS, (n * 7919) % sessions);
+        let query = Query { session: Some(session), ..Query::default() };
         let since = Instant::now();
-        let answer = store.query(&collectors[0].tenant, &query).unwrap();
+        let answer = store.query(&tenant, &query).unwrap();
         times.push(since.elapsed());
         assert!(!answer.events.is_empty() && answer.events.len() <= 1000);
     }
     times.sort_unstable();
-    println!("session timeline of {made} events: p50 {:?} p95 {:?}", times[30], times[57]);
+    println!(
+        "session timeline of {made} events: p50 {:?} p95 {:?}, {:.1} blocks each",
+        times[100],
+        times[190],
+        (opened() - before) as f64 / 200.0
+    );
+    for (name, found) in [("session.started", sessions * COLLECTORS), ("network.dns", 0)] {
+        let (before, since) = (opened(), Instant::now());
+        let answer =
+            store.query(&tenant, &Query { events: vec![name.to_owned()], ..Query::default() }).unwrap();
+        println!(
+            "{name}: {} events in {:?}, {} blocks",
+            answer.events.len(),
+            since.elapsed(),
+            opened() - before
+        );
+        assert_eq!(answer.events.len() as u64, found.min(crate::LIMIT_DEFAULT as u64));
+    }
     let since = Instant::now();
-    let report = store.coverage(&collectors[0].tenant, &crate::CoverageQuery::default());
+    let report = store.coverage(&tenant, &crate::CoverageQuery::default());
     println!("coverage: {:?} ({} instances)", since.elapsed(), report.instances.len());
     drop(store);
     let since = Instant::now();
     let store = Store::open(config(dir.path())).unwrap();
     println!("reopened in {:?}", since.elapsed());
+    store.close();
     drop(store);
+    let since = Instant::now();
+    let store = Store::open_read_only(&config(dir.path()).dir).unwrap();
+    println!("opened for reading in {:?}", since.elapsed());
+    drop(store);
+    std::fs::remove_dir_all(config(dir.path()).dir.join("index/coverage")).unwrap();
+    let since = Instant::now();
+    drop(Store::open_read_only(&config(dir.path()).dir).unwrap());
+    println!("opened for reading without a snapshot of coverage in {:?}", since.elapsed());
     let rss = std::fs::read_to_string("/proc/self/status").unwrap();
     println!("{}", rss.lines().filter(|l| l.starts_with("VmHWM")).collect::<String>());
 }
