@@ -1,7 +1,7 @@
 //! The daemon: one thread records, one waits for the disk, one talks. They share channels, the spool's files and
 //! the list of its sealed batches.
 
-mod agent;
+pub mod agent;
 mod syncer;
 mod telemetry;
 

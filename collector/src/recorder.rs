@@ -210,7 +210,9 @@ impl<D: Disk> Recorder<D> {
                 key_id: None,
             },
         };
-        if let Err(refusal) = admit(&event) {
+        // Ids that an agent declares may have any form.
+        let envelope = event.check_patterns().map_err(|error| Refusal::Envelope(error.to_string()));
+        if let Err(refusal) = envelope.and_then(|()| admit(&event)) {
             self.refused += 1;
             return Err(refusal);
         }

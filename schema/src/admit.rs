@@ -9,6 +9,8 @@ use crate::event::{CorrelationKey, Event, Sensitivity};
 /// Why an event is not admitted. The text names the key and never repeats a value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
+    #[error("{0}")]
+    Envelope(String),
     #[error("event_name is not in the catalogue")]
     UnknownName,
     #[error("event_name is reserved: nothing may emit it yet")]

@@ -260,7 +260,8 @@ impl<'a> Event<'a> {
         write::line(self, out);
     }
 
-    fn check_patterns(&self) -> Result<(), ParseError> {
+    /// The rules of the envelope that types do not carry; [`Event::parse`] checks them.
+    pub fn check_patterns(&self) -> Result<(), ParseError> {
         let require =
             |ok: bool, field, rule| if ok { Ok(()) } else { Err(ParseError::Pattern { field, rule }) };
         require(is_event_name(&self.event_name), "event_name", "must be lower-case words joined by dots")?;

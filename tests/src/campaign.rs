@@ -2,11 +2,13 @@
 
 mod durability;
 mod exec;
+mod fuzz;
 mod restart;
 mod tamper;
 
 pub use durability::durability;
 pub use exec::exec_truth;
+pub use fuzz::fuzz;
 pub use restart::restart_truth;
 pub use tamper::tamper;
 

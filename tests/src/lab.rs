@@ -1,6 +1,7 @@
 //! A gateway, a collector and what they need, as real processes in a folder of their own.
 
 mod arena;
+mod pins;
 mod process;
 
 use std::net::TcpListener;
@@ -47,6 +48,7 @@ impl Lab {
                 (guard.path().to_owned(), Some(guard))
             }
         };
+        pins::remove_abandoned();
         Ok(Lab {
             dir,
             _guard: guard,
@@ -136,9 +138,8 @@ impl Lab {
         Ok(std::fs::write(self.path("collector.toml"), text)?)
     }
 
-    /// Unique, so that labs side by side do not share pinned programs.
     pub fn collector_id(&self) -> String {
-        format!("lab-{}-{}", std::process::id(), self.ports.0)
+        pins::collector_id(self.ports.0)
     }
 
     /// Starts the collector and waits until its first events are answered for.
@@ -201,6 +202,14 @@ impl Lab {
             log("gateway.log"),
             log("collector.log")
         )
+    }
+}
+
+/// Both daemons end, and nothing that the collector pinned stays attached.
+impl Drop for Lab {
+    fn drop(&mut self) {
+        drop((self.collector.take(), self.gateway.take()));
+        let _ = pins::remove(&self.collector_id());
     }
 }
 

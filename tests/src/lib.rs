@@ -3,4 +3,5 @@
 pub mod bench;
 pub mod campaign;
 pub mod lab;
+pub mod sim;
 pub mod truth;

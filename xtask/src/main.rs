@@ -4,6 +4,7 @@
 mod cargo;
 mod codegen;
 mod ebpf;
+mod fuzz;
 mod test;
 
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ enum Task {
     },
     /// Run every layer of tests
     Test,
-    /// Run a long campaign: exec, restart, durability, tamper
+    /// Run a long campaign: exec, restart, durability, tamper, fleet, fuzz
     Soak {
         name: String,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -57,7 +58,12 @@ fn main() -> anyhow::Result<()> {
         Task::Demo { arguments } => cargo::run_binary("activity-demo", &arguments, false),
         Task::Test => test::run(&root()),
         Task::Soak { name, arguments } => {
-            cargo::run_binary("activity-soak", &[&[name][..], &arguments].concat(), true)
+            let mut all = [&[name.clone()][..], &arguments].concat();
+            if name == "fuzz" {
+                eprintln!("building the fuzzer");
+                all.push(format!("--fuzzer={}", fuzz::build()?.display()));
+            }
+            cargo::run_binary("activity-soak", &all, name != "fuzz")
         }
         Task::Bench { arguments } => cargo::run_binary("activity-bench", &arguments, true),
         Task::Ebpf { check } => ebpf::run(check),

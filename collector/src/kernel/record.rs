@@ -374,7 +374,12 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         missing: header.missing,
         canary: false,
     };
-    match RecordKind::from_u8(header.kind) {
+    let kind = RecordKind::from_u8(header.kind);
+    let may_lack_owner = matches!(kind, Some(RecordKind::Flow | RecordKind::Listen));
+    if !may_lack_owner && (common.tgid == 0 || common.lacks(missing::OWNER)) {
+        return Err(DecodeError::Value { field: "tgid", value: common.tgid });
+    }
+    match kind {
         Some(RecordKind::Fork) => fork(common, bytes),
         Some(RecordKind::Exec) => exec(common, bytes),
         Some(RecordKind::ExecFailed) => exec_failed(common, bytes),

@@ -96,8 +96,10 @@ impl<D: Disk> EpochSpool<D> {
                 class: *class,
             };
             let index = BatchIndex::default();
-            let (mut log, found) = open_stream(disk, dir.join(class.as_str()), stream, index)?;
+            let (mut log, mut found) = open_stream(disk, dir.join(class.as_str()), stream, index)?;
             if let Some(acked) = acks.streams.get(class.as_str()) {
+                // Its numbers were used: going on from an earlier one would fork the stream.
+                found.broken |= acked.batch_number >= log.next_batch;
                 log.release(acked.batch_number)?;
             }
             streams.insert(*class, log);

@@ -2,12 +2,13 @@
 //! `docs/bench/history.jsonl`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use activity_tests::bench::history;
 use activity_tests::campaign;
 use activity_tests::truth::Comparison;
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use clap::{Parser, ValueEnum};
 use serde_json::{Value, json};
 
@@ -25,6 +26,15 @@ struct Cli {
     /// Random by default; printed, so that a failure can be repeated
     #[arg(long)]
     seed: Option<u64>,
+    /// Only this target (fuzz)
+    #[arg(long)]
+    target: Option<String>,
+    /// Length of the campaign, of each target of fuzz
+    #[arg(long, default_value_t = 120)]
+    seconds: u32,
+    /// The fuzzer; `cargo xtask soak fuzz` builds and names it
+    #[arg(long, hide = true)]
+    fuzzer: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -37,11 +47,19 @@ enum Name {
     Durability,
     /// 1,000 random changes of the evidence
     Tamper,
+    /// Every parser of foreign bytes under libFuzzer
+    Fuzz,
+}
+
+impl Name {
+    fn needs_kernel(self) -> bool {
+        self != Name::Fuzz
+    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(reason) = campaign::unsupported() {
+    if let Some(reason) = campaign::unsupported().filter(|_| cli.name.needs_kernel()) {
         println!("skipped: {reason}");
         return ExitCode::SUCCESS;
     }
@@ -52,6 +70,7 @@ fn main() -> ExitCode {
         "soak": format!("{:?}", cli.name).to_lowercase(),
         "seed": seed,
         "size": cli.size,
+        "target": cli.target,
         "passed": result.is_ok(),
         "result": match &result { Ok(value) => value.clone(), Err(error) => json!(format!("{error:#}")) },
     });
@@ -71,6 +90,11 @@ fn run(cli: &Cli, seed: u64) -> anyhow::Result<Value> {
             campaign::durability(size(200), seed.wrapping_add(u64::from(n)))
         }),
         Name::Tamper => campaign::tamper(size(1_000), seed),
+        Name::Fuzz => {
+            let fuzzer =
+                cli.fuzzer.as_deref().context("run `cargo xtask soak fuzz`, which builds the fuzzer")?;
+            campaign::fuzz(fuzzer, cli.target.as_deref(), cli.seconds, seed)
+        }
     }
 }
 

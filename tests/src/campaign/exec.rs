@@ -9,7 +9,7 @@ use crate::truth::{Comparison, compare};
 /// Makes `count` situations at full speed beside another sandbox's storm. Returns what was compared.
 pub fn exec_truth(count: u32) -> anyhow::Result<Comparison> {
     let (arena, other) = (Arena::new("exec")?, Arena::new("storm")?);
-    let lab = lab_with(&[&arena, &other])?;
+    let mut lab = lab_with(&[&arena, &other])?;
     let mut storm = load(&other, count / 2, 0)?;
     let made = load(&arena, count, 0)?;
     let pid = made.id();
@@ -20,7 +20,7 @@ pub fn exec_truth(count: u32) -> anyhow::Result<Comparison> {
     storm.wait()?;
     settle(&lab)?;
     let found = compare(&parse_made(&output.stdout)?, &events(&arena, &lab)?, pid);
-    if let Some(collector) = lab.collector {
+    if let Some(collector) = lab.collector.take() {
         ensure!(collector.stop()?.success(), "the collector did not stop well");
     }
     Ok(found)
