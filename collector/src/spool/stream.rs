@@ -197,6 +197,8 @@ impl<D: Disk> StreamLog<D> {
         let file = self.file.clone().ok_or_else(no_segment)?;
         let OpenBatch { start_offset: start, frames, failures, .. } = std::mem::take(&mut self.open);
         let reference = self.sealed(&batch, (start, self.active_bytes()), false);
+        // The next batch will be about as long.
+        self.open.frames.reserve(frames.len());
         lock(&self.batches).push_back(reference);
         if self.active_bytes() >= SEGMENT_BYTES {
             self.file = None;

@@ -164,8 +164,8 @@ fn some(out: &mut Vec<u8>, key: &str, value: Option<&Text<'_>>) {
 }
 
 fn text(out: &mut Vec<u8>, text: &str) {
-    // RFC 8259, section 7.
-    if text.bytes().any(|b| b < 0x20 || b == b'"' || b == b'\\') {
+    // RFC 8259, section 7. Every byte is looked at, so that many are at once.
+    if text.bytes().fold(false, |found, b| found | (b < 0x20) | (b == b'"') | (b == b'\\')) {
         return general(out, text);
     }
     out.push(b'"');
