@@ -160,7 +160,9 @@ impl BlockBuilder {
         let places = match &batch.head.places {
             Places::One(at, count) if number(*at) < ERASED => Places::One(number(*at), *count),
             Places::One(_, count) => Places::Map((0..*count).map(|_| ERASED).collect()),
-            Places::Map(map) => Places::Map(map.iter().map(|at| if *at < ERASED { number(*at) } else { *at }).collect()),
+            Places::Map(map) => {
+                Places::Map(map.iter().map(|at| if *at < ERASED { number(*at) } else { *at }).collect())
+            }
             Places::None => Places::None,
         };
         self.put_batch(&Texts {

@@ -469,7 +469,9 @@ impl PackedBatch {
     }
 
     /// Id, and raw length and zstd frames, of each section; without them where its key is gone.
-    pub(crate) fn sections(&self) -> impl Iterator<Item = Result<(SectionId, Option<(u64, &[u8])>), WireError>> {
+    pub(crate) fn sections(
+        &self,
+    ) -> impl Iterator<Item = Result<(SectionId, Option<(u64, &[u8])>), WireError>> {
         self.sections.iter().map(|(id, plain)| {
             let Some(plain) = plain else { return Ok((*id, None)) };
             let mut reader = Reader::new(plain);
