@@ -81,7 +81,7 @@ fn first_known(asked: &Asked<'_>, instance: &str) -> Option<i64> {
 /// before it was known.
 fn own_window(asked: &Asked<'_>, instance: &str, window: Window) -> Window {
     let first = first_known(asked, instance).filter(|_| asked.request.from.is_none());
-    let end = asked.heard.get(instance).and_then(Heard::end).map(|at| at.saturating_add(1));
+    let end = asked.heard.get(instance).and_then(Heard::end);
     let own = Window {
         from: first.map_or(window.from, |at| at.max(window.from)),
         to: end.map_or(window.to, |at| at.min(window.to)),

@@ -36,8 +36,8 @@ const HEX_HASH: usize = 64;
 const ROOT_KEY: &[u8] = b"\"merkle_root\":\"";
 const PREVIOUS_KEY: &[u8] = b"\"previous_batch_hash\":\"";
 
-/// Raw bytes from which a batch's body is kept as its collector compressed it: packing it anew with others would gain
-/// little and cost most of what sealing costs.
+/// Raw bytes from which the lines of a batch's section are kept as they were compressed: packing them anew with others
+/// would gain little and cost most of what sealing costs.
 const WHOLE_BYTES_MIN: u64 = 64 * 1024;
 /// A zstd frame (RFC 8878) of one line break: it stands between two bodies.
 const NEWLINE_FRAME: [u8; 10] = [0x28, 0xb5, 0x2f, 0xfd, 0x20, 0x01, 0x09, 0x00, 0x00, b'\n'];
@@ -137,16 +137,34 @@ impl BlockBuilder {
         });
     }
 
-    /// Adds a batch with its body as it is, when that is long enough to compress well by itself and all of one
-    /// section; otherwise the batch comes back.
-    pub(crate) fn push_whole(&mut self, batch: PackedBatch) -> Result<Option<PackedBatch>, BlockError> {
-        let Some((id, count, raw_bytes, frames)) = batch.whole().filter(|w| w.2 >= WHOLE_BYTES_MIN) else {
-            return Ok(Some(batch));
+    /// Adds a batch of a commit file. Sections that are long enough to compress well by themselves stay as they are.
+    pub(crate) fn push_packed(&mut self, batch: &PackedBatch) -> Result<(), BlockError> {
+        // Section of the block, or `ERASED`, by section of the batch.
+        let mut numbers = Vec::new();
+        for section in batch.sections() {
+            let (id, plain) = section?;
+            let Some((raw_bytes, frames)) = plain else {
+                numbers.push(ERASED);
+                continue;
+            };
+            let section = self.section(id);
+            if raw_bytes >= WHOLE_BYTES_MIN {
+                section.frames(raw_bytes, frames)?;
+            } else {
+                section.line(&decompress(raw_bytes, frames)?);
+            }
+            numbers.push(section.number);
+            self.raw_bytes += raw_bytes + 1;
+        }
+        let number = |at: u8| numbers.get(usize::from(at)).copied().unwrap_or(ERASED);
+        let places = match &batch.head.places {
+            Places::One(at, count) if number(*at) < ERASED => Places::One(number(*at), *count),
+            Places::One(_, count) => Places::Map((0..*count).map(|_| ERASED).collect()),
+            Places::Map(map) => {
+                Places::Map(map.iter().map(|at| if *at < ERASED { number(*at) } else { *at }).collect())
+            }
+            Places::None => Places::None,
         };
-        let section = self.section(id);
-        section.frames(raw_bytes, frames)?;
-        let places = Places::One(section.number, count);
-        self.raw_bytes += raw_bytes + 1;
         self.put_batch(&Texts {
             leaf_index: batch.clear.leaf_index,
             received_at: batch.clear.received_at,
@@ -158,7 +176,7 @@ impl BlockBuilder {
             receipt_signature: &batch.head.receipt_signature,
             hash: batch.clear.batch_hash,
         });
-        Ok(None)
+        Ok(())
     }
 
     fn put_batch(&mut self, batch: &Texts<'_>) {
@@ -284,6 +302,14 @@ pub(crate) enum BlockError {
     Zstd(#[from] std::io::Error),
     #[error("a data key is gone")]
     Key(#[from] Unsealed),
+    #[error("a section of a batch")]
+    Section(#[from] WireError),
+}
+
+fn decompress(raw_bytes: u64, frames: &[u8]) -> Result<Vec<u8>, BlockError> {
+    let raw_len = usize::try_from(raw_bytes).map_err(|_| WireError)?;
+    let raw = batch::decompress_within(frames, raw_len).map_err(|_| WireError)?;
+    if raw.len() == raw_len { Ok(raw) } else { Err(WireError.into()) }
 }
 
 /// Unpacks a block.

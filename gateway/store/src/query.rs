@@ -5,7 +5,7 @@
 //! times are equal. A cursor is the place of the last event given out and the size of the log when the first page
 //! was made; later batches are not part of that answer, so pages neither repeat nor skip.
 
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
 use activity_schema::{Event, Hash, Timestamp};
@@ -186,13 +186,9 @@ impl Shared {
     ) -> Result<(), Moved> {
         let missing = tenant.state.read().missing;
         if missing > 0 {
-            let files = self.damaged_files.lock();
-            let files = files
-                .iter()
-                .take(UNREADABLE_NAMED_MAX)
-                .map(|n| format!("; commit/{}", numbered_name(*n, "log")));
             let what = format!("{missing} batches of the log are in no file that reads");
-            page.damage(missing, files.fold(what, |what, file| what + &file));
+            let files = self.doubtful_files(tenant).into_iter();
+            page.damage(missing, files.fold(what, |what, file| format!("{what}; see {file}")));
         }
         for candidate in self.plan(tenant, matcher, leaves) {
             if page.is_past(candidate.occurred_min()) {
@@ -217,6 +213,15 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Files that opening found amiss and that may hold evidence of the tenant.
+    fn doubtful_files(&self, tenant: &Tenant) -> BTreeSet<String> {
+        let own = format!("tenants/{}/", tenant.id);
+        let findings = self.findings.lock();
+        let files = findings.iter().filter_map(|finding| finding.split_once(": ").map(|(file, _)| file));
+        let of_tenant = files.filter(|file| file.starts_with("commit/") || file.starts_with(&own));
+        of_tenant.take(UNREADABLE_NAMED_MAX).map(str::to_owned).collect()
     }
 
     /// Open batches and blocks that may hold matches, earliest first.

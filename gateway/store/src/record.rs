@@ -468,19 +468,20 @@ impl PackedBatch {
         Ok(PackedBatch { head: Head::read(&head)?, clear, sections })
     }
 
-    /// Section, count of lines, raw length and zstd frames of a batch whose lines are all in one section.
-    pub(crate) fn whole(&self) -> Option<(SectionId, u64, u64, &[u8])> {
-        let ([(id, Some(plain))], Places::One(0, count)) = (self.sections.as_slice(), &self.head.places)
-        else {
-            return None;
-        };
-        let mut reader = Reader::new(plain);
-        let raw_bytes = reader.varint().ok()?;
-        Some((*id, *count, raw_bytes, reader.rest()))
+    /// Id, and raw length and zstd frames, of each section; without them where its key is gone.
+    pub(crate) fn sections(
+        &self,
+    ) -> impl Iterator<Item = Result<(SectionId, Option<(u64, &[u8])>), WireError>> {
+        self.sections.iter().map(|(id, plain)| {
+            let Some(plain) = plain else { return Ok((*id, None)) };
+            let mut reader = Reader::new(plain);
+            let raw_bytes = reader.varint()?;
+            Ok((*id, Some((raw_bytes, reader.rest()))))
+        })
     }
 
-    pub(crate) fn unpack(self) -> Result<StoredBatch, RecordError> {
-        let (clear, head) = (self.clear, self.head);
+    pub(crate) fn unpack(&self) -> Result<StoredBatch, RecordError> {
+        let (clear, head) = (&self.clear, self.head.clone());
         let sections = Arc::new(unpack(&self.sections)?);
         let mut cursors = Cursors::new(&sections);
         let lines = cursors.place(&head.places, &head.elided)?;

@@ -129,16 +129,14 @@ fn seal_stream(
     let mut gathered: Vec<(Arc<OpenBatch>, Vec<String>)> = Vec::new();
     for open in batches {
         let packed = shared.read_packed(tenant, open)?;
-        let packed = if open.instances.is_some() { builder.push_whole(packed)? } else { Some(packed) };
-        let instances = match packed {
-            None => open.instances.as_deref().unwrap_or_default().to_vec(),
-            Some(packed) => {
+        let instances = match &open.instances {
+            Some(known) => known.to_vec(),
+            None => {
                 let read = packed.unpack();
-                let batch = read.map_err(|source| ReadError::Record { leaf: open.leaf_index, source })?;
-                builder.push(&batch);
-                open.instances.as_ref().map_or_else(|| instances_of(&batch), |known| known.to_vec())
+                instances_of(&read.map_err(|source| ReadError::Record { leaf: open.leaf_index, source })?)
             }
         };
+        builder.push_packed(&packed)?;
         gathered.push((Arc::clone(open), instances));
         if builder.raw_bytes() >= BLOCK_RAW_BYTES {
             put_block(shared, tenant, writer, keys, &mut builder, &mut gathered)?;

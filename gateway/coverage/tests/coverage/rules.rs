@@ -341,11 +341,13 @@ fn a_destroyed_instance_is_answered_for_up_to_its_end_and_is_not_silent_after_it
     facts.push(Fact::Batch(batch));
     let mut index = CoverageIndex::default();
     apply(&mut index, &facts);
-    // Its last moment is not vouched for; nothing after it is asked.
     let report = ask(&index);
-    let spans = &class(&report, Process).spans;
-    assert_eq!(spans.last().map(|s| s.to.as_nanos()), Some(30 * 1_000_000_000 + 1), "{spans:?}");
-    assert_eq!(states(&report, Process)[0], (0, 30, CoverageState::Covered));
+    assert!(report.complete, "{:?}", report.reasons);
+    assert_eq!(states(&report, Process), [(0, 30, Covered)]);
+    // Declared again, it lives on.
+    vm.config("j", 60, &[(Process, "supported")]);
+    apply(&mut index, &vm.facts);
+    assert!(!ask(&index).complete);
 }
 
 #[test]
