@@ -3,7 +3,7 @@
 
 pub mod agent;
 mod syncer;
-mod telemetry;
+pub mod telemetry;
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;

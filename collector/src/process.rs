@@ -154,3 +154,54 @@ fn remember(memory: &mut Option<ProcessMemory>, process: &Process) {
 fn same_start(a: u64, b: u64) -> bool {
     a / crate::identity::TICK_NS == b / crate::identity::TICK_NS
 }
+
+#[cfg(test)]
+mod tests {
+    use activity_schema::event::{Layer, Runtime};
+
+    use super::*;
+
+    fn process(n: u32, instance: &Arc<Instance>) -> Process {
+        Process {
+            id: n.to_string().into(),
+            tgid: n,
+            start_ns: u64::from(n) * crate::identity::TICK_NS,
+            parent: None,
+            parent_key: (0, 0),
+            executable: "sh".into(),
+            instance: instance.clone(),
+            scope: 0,
+            uid: 0,
+            gid: 0,
+            ns_pid: 0,
+            session_leader: false,
+            told: true,
+            forked_at_ns: 0,
+        }
+    }
+
+    /// Field case 4.
+    #[test]
+    fn field_case_4_the_table_is_bounded_after_churn_and_what_it_forgets_is_counted() {
+        let instance = Arc::new(Instance {
+            instance_id: "i".to_owned(),
+            agent_id: "a".to_owned(),
+            runtime: Runtime::Host,
+            layer: Layer::Host,
+            cgroup: "/".to_owned(),
+        });
+        let max = u32::try_from(PROCESSES_MAX).unwrap();
+        let mut table = ProcessTable::default();
+        for n in 1..=4 * max {
+            table.insert(process(n, &instance));
+            table.remove(n, u64::from(n) * crate::identity::TICK_NS).unwrap();
+        }
+        assert!(table.is_empty() && table.evicted == 0, "who ended is not forgotten but gone");
+        assert!(table.order.len() <= 2 * PROCESSES_MAX, "{} places are kept", table.order.len());
+        for n in 1..=max + 1_000 {
+            table.insert(process(n, &instance));
+        }
+        assert_eq!((table.len(), table.evicted), (PROCESSES_MAX, 1_000));
+        assert!(table.get(1_000).is_none() && table.get(1_001).is_some(), "the oldest go first");
+    }
+}

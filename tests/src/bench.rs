@@ -9,7 +9,7 @@ mod figure;
 mod fleet;
 mod gateway;
 pub mod history;
-mod host;
+pub(crate) mod host;
 mod latency;
 mod limit;
 mod mix;
@@ -20,6 +20,7 @@ mod stored;
 mod watched;
 
 pub use figure::{Figure, Peer};
+pub use operator::Operator;
 
 use crate::campaign;
 

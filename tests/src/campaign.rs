@@ -1,15 +1,23 @@
 //! Campaigns against the whole system: short in `cargo xtask test`, long in `cargo xtask soak`.
 
+mod connection;
 mod durability;
 mod exec;
 mod fuzz;
+mod latency;
+mod overload;
 mod restart;
+mod storm;
 mod tamper;
 
+pub use connection::short_connection;
 pub use durability::durability;
-pub use exec::exec_truth;
+pub use exec::{exec_truth, reparented_truth};
 pub use fuzz::fuzz;
+pub use latency::one_event_then_silence;
+pub use overload::overload;
 pub use restart::restart_truth;
+pub use storm::start_in_storm;
 pub use tamper::tamper;
 
 use std::process::{Child, Stdio};
@@ -31,9 +39,12 @@ pub fn unsupported() -> Option<String> {
 }
 
 fn load(arena: &Arena, count: u32, rate: u32) -> anyhow::Result<Child> {
+    load_with(arena, &["--count", &count.to_string(), "--rate", &rate.to_string()])
+}
+
+fn load_with(arena: &Arena, arguments: &[&str]) -> anyhow::Result<Child> {
     let mut command = binary("activity-load")?;
-    command.args(["--count", &count.to_string(), "--rate", &rate.to_string()]);
-    arena.spawn(command.stdin(Stdio::null()).stdout(Stdio::piped()))
+    arena.spawn(command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()))
 }
 
 /// Events of the sandbox.
@@ -48,12 +59,18 @@ fn parse_made(output: &[u8]) -> anyhow::Result<Vec<Made>> {
 
 /// A lab with an enrolled collector that watches the arenas.
 fn lab_with(arenas: &[&Arena]) -> anyhow::Result<Lab> {
-    let mut lab = Lab::new(None)?;
-    lab.collector_config = arenas.iter().map(|a| a.sandbox()).collect();
-    lab.init_gateway()?;
-    lab.enrol()?;
+    let mut lab = enrolled_lab(arenas, "")?;
     lab.start_collector()?;
     settle(&lab)?;
+    Ok(lab)
+}
+
+/// The same before its collector is started; `config` is more of the collector's configuration.
+fn enrolled_lab(arenas: &[&Arena], config: &str) -> anyhow::Result<Lab> {
+    let mut lab = Lab::new(None)?;
+    lab.collector_config = arenas.iter().fold(config.to_owned(), |config, arena| config + &arena.sandbox());
+    lab.init_gateway()?;
+    lab.enrol()?;
     Ok(lab)
 }
 

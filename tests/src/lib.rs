@@ -3,5 +3,6 @@
 pub mod bench;
 pub mod campaign;
 pub mod lab;
+pub mod peer;
 pub mod sim;
 pub mod truth;

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Situations that users of other recorders met (field cases 3, 5, 6, 7, 8).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ValueEnum)]
+#[value(rename_all = "snake_case")]
 pub enum Kind {
     Plain,
     Setsid,

@@ -4,6 +4,8 @@
 
 #![allow(clippy::print_stdout, reason = "tells what was skipped")]
 
+use std::time::Duration;
+
 use activity_tests::campaign;
 use activity_tests::truth::Comparison;
 
@@ -49,4 +51,44 @@ fn durability_truth_acknowledged_is_stored_once() {
 #[test]
 fn tampering_is_found() {
     here(|| campaign::tamper(100, 31));
+}
+
+/// Field case 2: after overload loss and delay return to zero, nothing stays stuck. Field case 4: memory is flat.
+#[test]
+fn field_case_2_after_overload_nothing_stays_stuck() {
+    if let Some(result) = here(|| campaign::overload(Duration::from_secs(10))) {
+        println!("{result}");
+    }
+}
+
+#[test]
+fn field_case_3_the_parent_is_who_forked_not_the_reaper() {
+    if let Some(found) = here(|| campaign::reparented_truth(2_000)) {
+        equal(&found);
+    }
+}
+
+#[test]
+fn field_case_12_a_collector_started_in_a_storm_leaves_no_process_running() {
+    if let Some(found) = here(|| campaign::start_in_storm(1_200, 200)) {
+        equal(&found);
+    }
+}
+
+#[test]
+fn field_case_14_a_connection_of_milliseconds_has_bytes_and_owner() {
+    let Some(connection) = here(campaign::short_connection) else { return };
+    let [flow] = connection.flows.as_slice() else { panic!("one flow: {:?}", connection.flows) };
+    let payload = &flow["payload"];
+    assert_eq!(payload["bytes_sent"], connection.sent, "{flow}");
+    assert_eq!(payload["bytes_received"], connection.received, "{flow}");
+    assert_eq!(payload["peer_port"], connection.port, "{flow}");
+    assert_eq!(flow["actor"]["pid"], connection.pid, "{flow}");
+}
+
+#[test]
+fn field_case_24_one_event_then_silence_is_visible_within_a_second() {
+    if let Some(after) = here(|| campaign::one_event_then_silence(5)) {
+        assert!(after < Duration::from_secs(1), "visible after {after:?}");
+    }
 }

@@ -5,6 +5,7 @@ mod cargo;
 mod codegen;
 mod ebpf;
 mod fuzz;
+mod skips;
 mod test;
 
 use std::path::PathBuf;

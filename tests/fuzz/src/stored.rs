@@ -11,12 +11,9 @@ use tokio::runtime::Runtime;
 
 use crate::fixture;
 
-/// A folder for stores, in memory where the system has one: fsync is not what is tested.
+/// A folder for a store.
 pub fn folder() -> tempfile::TempDir {
-    let memory = Path::new("/dev/shm");
-    let builder = tempfile::Builder::new().prefix("activity-fuzz-").to_owned();
-    let made = if memory.is_dir() { builder.tempdir_in(memory) } else { builder.tempdir() };
-    made.expect("a temporary folder can be made")
+    activity_tests::sim::gateway::folder().expect("a temporary folder can be made")
 }
 
 pub fn runtime() -> Runtime {

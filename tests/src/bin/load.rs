@@ -5,6 +5,7 @@
 
 use std::ffi::{CStr, CString};
 use std::io::{BufWriter, Read as _, Write as _};
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,12 @@ struct Cli {
     /// Situations a second; 0 goes at full speed
     #[arg(long, default_value_t = 0)]
     rate: u32,
+    /// Only this situation, as `double_fork`; all in turn when none is given
+    #[arg(long)]
+    kind: Option<Kind>,
+    /// Opens one TCP connection instead, sends and receives so many bytes, and closes it
+    #[arg(long, num_args = 3, value_names = ["ADDRESS", "SEND", "RECEIVE"])]
+    connect: Option<Vec<String>>,
     /// What a made process does: end with this status
     #[arg(long, hide = true)]
     end_with: Option<i32>,
@@ -37,6 +44,9 @@ fn main() -> anyhow::Result<()> {
         std::process::exit(status);
     }
     let cli = Cli::parse();
+    if let Some([address, send, receive]) = cli.connect.as_deref() {
+        return connect(address, send.parse()?, receive.parse()?);
+    }
     let maker = Maker::new()?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     let start = Instant::now();
@@ -45,13 +55,20 @@ fn main() -> anyhow::Result<()> {
             let due = Duration::from_secs(1) * n / cli.rate;
             std::thread::sleep(due.saturating_sub(start.elapsed()));
         }
-        let kind = Kind::ALL[n as usize % Kind::ALL.len()];
+        let kind = cli.kind.unwrap_or(Kind::ALL[n as usize % Kind::ALL.len()]);
         for made in maker.make(kind, i32::try_from(n % 100)?)? {
             serde_json::to_writer(&mut out, &made)?;
             out.write_all(b"\n")?;
         }
     }
     out.flush()?;
+    Ok(())
+}
+
+fn connect(address: &str, send: usize, receive: usize) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(&vec![7; send])?;
+    stream.read_exact(&mut vec![0; receive])?;
     Ok(())
 }
 

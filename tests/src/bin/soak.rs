@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use activity_tests::bench::history;
 use activity_tests::campaign;
+use activity_tests::sim::fleet;
 use activity_tests::truth::Comparison;
 use anyhow::{Context as _, ensure};
 use clap::{Parser, ValueEnum};
@@ -47,13 +48,15 @@ enum Name {
     Durability,
     /// 1,000 random changes of the evidence
     Tamper,
+    /// 500 simulated collectors and a gateway with every fault, for 400 steps, on fresh seeds
+    Fleet,
     /// Every parser of foreign bytes under libFuzzer
     Fuzz,
 }
 
 impl Name {
     fn needs_kernel(self) -> bool {
-        self != Name::Fuzz
+        !matches!(self, Name::Fleet | Name::Fuzz)
     }
 }
 
@@ -90,6 +93,11 @@ fn run(cli: &Cli, seed: u64) -> anyhow::Result<Value> {
             campaign::durability(size(200), seed.wrapping_add(u64::from(n)))
         }),
         Name::Tamper => campaign::tamper(size(1_000), seed),
+        Name::Fleet => {
+            let runs =
+                (0..cli.repeat.unwrap_or(5)).map(|n| fleet::run(500, size(400), seed.wrapping_add(n.into())));
+            Ok(Value::Array(runs.collect::<anyhow::Result<_>>()?))
+        }
         Name::Fuzz => {
             let fuzzer =
                 cli.fuzzer.as_deref().context("run `cargo xtask soak fuzz`, which builds the fuzzer")?;

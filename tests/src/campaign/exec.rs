@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 
-use super::{events, lab_with, load, parse_made, settle};
+use super::{events, lab_with, load, load_with, parse_made, settle};
 use crate::lab::Arena;
 use crate::truth::{Comparison, compare};
 
@@ -24,4 +24,16 @@ pub fn exec_truth(count: u32) -> anyhow::Result<Comparison> {
         ensure!(collector.stop()?.success(), "the collector did not stop well");
     }
     Ok(found)
+}
+
+/// Makes `count` processes that have another parent before they exec: the recorded one is who forked.
+pub fn reparented_truth(count: u32) -> anyhow::Result<Comparison> {
+    let arena = Arena::new("reparented")?;
+    let lab = lab_with(&[&arena])?;
+    let made = load_with(&arena, &["--kind", "double_fork", "--count", &count.to_string()])?;
+    let pid = made.id();
+    let output = made.wait_with_output()?;
+    ensure!(output.status.success(), "the load ended with {}", output.status);
+    settle(&lab)?;
+    Ok(compare(&parse_made(&output.stdout)?, &events(&arena, &lab)?, pid))
 }

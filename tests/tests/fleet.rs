@@ -1,0 +1,13 @@
+//! The short form of `cargo xtask soak fleet`. `ACTIVITY_FLEET_SEED` repeats a run.
+
+#![allow(clippy::print_stdout, reason = "tells the seed and what happened")]
+
+use activity_tests::sim::fleet;
+
+#[test]
+fn whatever_fails_acknowledged_is_stored_once_and_gaps_are_known() {
+    let seed = fleet::seed();
+    println!("ACTIVITY_FLEET_SEED={seed}");
+    let result = fleet::run(200, 30, seed).unwrap_or_else(|error| panic!("{error:#}"));
+    println!("{result}");
+}
