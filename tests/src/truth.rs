@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use activity_schema::Timestamp;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -45,6 +46,8 @@ pub struct Made {
     pub exec_failed: bool,
     pub memfd: bool,
     pub exit_code: i32,
+    /// When the load program had it behind itself: a later process may have the same pid.
+    pub at: Timestamp,
 }
 
 /// One line of difference a finding; empty when the record is the truth.
@@ -56,6 +59,9 @@ pub struct Comparison {
     pub lost: BTreeMap<String, u64>,
     pub differences: Vec<String>,
 }
+
+/// Pids do not come round faster than this: 32,768 of them at 10,000 a second.
+const PID_REUSE_NS_MIN: i64 = 3_000_000_000;
 
 /// Compares. `events` are all events of the load's sandbox, `pid` is the load program's own.
 pub fn compare(made: &[Made], events: &[Value], load_pid: u32) -> Comparison {
@@ -75,9 +81,18 @@ pub fn compare(made: &[Made], events: &[Value], load_pid: u32) -> Comparison {
     }
     let by_pid = by_pid(events);
     let mut missing: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut last_of_pid = BTreeMap::new();
     for process in made {
         let own = by_pid.get(&i64::from(process.pid)).map(Vec::as_slice).unwrap_or_default();
-        check(process, own, load_pid, &mut missing, &mut found.differences);
+        // Events may lie behind `at` by as much as the load program was ahead; pids come round much later.
+        let until = process.at.saturating_add_nanos(PID_REUSE_NS_MIN / 2);
+        let from = last_of_pid.insert(process.pid, until).unwrap_or(Timestamp::MIN);
+        let of_life = |event: &&Value| {
+            let at = event["occurred_at"].as_str().and_then(|at| at.parse::<Timestamp>().ok());
+            at.is_some_and(|at| from < at && at <= until)
+        };
+        let own: Vec<&Value> = own.iter().copied().filter(of_life).collect();
+        check(process, &own, load_pid, &mut missing, &mut found.differences);
     }
     for (name, count) in missing {
         let lost = found.lost.get(name).copied().unwrap_or(0);

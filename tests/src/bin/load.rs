@@ -9,9 +9,12 @@ use std::net::TcpStream;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::time::{Duration, Instant};
 
+use activity_schema::Timestamp;
 use activity_tests::truth::{Kind, Made};
 use clap::Parser;
+use nix::sys::time::TimeValLike as _;
 use nix::sys::wait::{WaitStatus, waitpid};
+use nix::time::ClockId;
 use nix::unistd::{ForkResult, Pid, fork, getpid, pipe, setsid};
 
 #[derive(Parser)]
@@ -228,5 +231,11 @@ fn made(kind: Kind, pid: Pid, parent: Pid, exit_code: i32) -> Made {
         exec_failed: kind == Kind::ExecFails,
         memfd: kind == Kind::Memfd,
         exit_code,
+        at: now(),
     }
+}
+
+fn now() -> Timestamp {
+    let now = ClockId::CLOCK_REALTIME.now().map_or(0, |t| t.num_nanoseconds());
+    Timestamp::from_nanos(now)
 }
