@@ -15,7 +15,8 @@ pub struct ClockReading {
     pub boot_ns: u64,
     pub wall: Timestamp,
     pub state: ClockState,
-    state_at_ns: u64,
+    /// When `state` was read, boot clock.
+    pub state_at_ns: u64,
 }
 
 impl ClockReading {

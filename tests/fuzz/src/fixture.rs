@@ -18,6 +18,7 @@ pub const CLOCK: ClockReading = ClockReading {
     boot_ns: 1_000_000_000,
     wall: Timestamp::from_nanos(1_785_585_600_000_000_000),
     state: ClockState { error_ns: 1_000_000, offset_ns: 0, synchronised: true },
+    state_at_ns: 1_000_000_000,
 };
 pub const EPOCH: &str = "01980000-0000-7000-8000-000000000001";
 /// Seed of the key that signs the epoch's batches.

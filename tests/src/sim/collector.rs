@@ -97,7 +97,7 @@ impl Collector {
             cgroup: "/".to_owned(),
         });
         let state = ClockState { error_ns: 1_000_000, offset_ns: 0, synchronised: true };
-        let clock = ClockReading { boot_ns: 1_000_000_000, wall, state };
+        let clock = ClockReading { boot_ns: 1_000_000_000, wall, state, state_at_ns: 1_000_000_000 };
         let disk = MemoryDisk::default();
         let (recorder, recovery) = open(&name, &disk, limits, clock, (0, 0), &own)?;
         let mut collector = Collector {
