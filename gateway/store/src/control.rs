@@ -33,7 +33,6 @@ const SIGNATURE_BYTES: usize = 64;
 /// A decision, or an event about the store itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-#[expect(clippy::large_enum_variant, reason = "records are few and short-lived")]
 pub enum ControlRecord {
     /// A collector was enrolled, or renewed its key or epoch.
     Enrolled(Enrolment),
@@ -409,10 +408,10 @@ impl ControlJournal {
                 self.enrolments.retain(|e| !covers(revocation, e));
                 self.revocations.push(revocation.clone());
             }
-            ControlRecord::ReceiptUnknown { tenant, stream, receipt, .. } => {
-                if self.unknown_receipts.len() < UNKNOWN_RECEIPTS_MAX {
-                    self.unknown_receipts.push((tenant.clone(), stream.collector.clone(), receipt.clone()));
-                }
+            ControlRecord::ReceiptUnknown { tenant, stream, receipt, .. }
+                if self.unknown_receipts.len() < UNKNOWN_RECEIPTS_MAX =>
+            {
+                self.unknown_receipts.push((tenant.clone(), stream.collector.clone(), receipt.clone()));
             }
             _ => {}
         }

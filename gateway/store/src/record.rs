@@ -459,6 +459,9 @@ pub(crate) struct PackedBatch {
     sections: Vec<PackedSection>,
 }
 
+/// Id, and raw length and zstd frames, of a section; without them where its key is gone.
+type SectionFrames<'a> = (SectionId, Option<(u64, &'a [u8])>);
+
 impl PackedBatch {
     pub(crate) fn read(payload: &[u8], keys: &dyn Keys) -> Result<PackedBatch, RecordError> {
         let mut reader = Reader::new(payload);
@@ -468,10 +471,8 @@ impl PackedBatch {
         Ok(PackedBatch { head: Head::read(&head)?, clear, sections })
     }
 
-    /// Id, and raw length and zstd frames, of each section; without them where its key is gone.
-    pub(crate) fn sections(
-        &self,
-    ) -> impl Iterator<Item = Result<(SectionId, Option<(u64, &[u8])>), WireError>> {
+    /// The sections as they were compressed.
+    pub(crate) fn sections(&self) -> impl Iterator<Item = Result<SectionFrames<'_>, WireError>> {
         self.sections.iter().map(|(id, plain)| {
             let Some(plain) = plain else { return Ok((*id, None)) };
             let mut reader = Reader::new(plain);

@@ -39,7 +39,7 @@ fn run(fuzzer: &Path, folder: &Path, name: &str, seconds: u32, seed: u64) -> any
         .env("ACTIVITY_FUZZ_TARGET", name)
         .env("ACTIVITY_FUZZ_SEEDS", &seeds)
         // libFuzzer has 32 bits for it, and takes 0 for none.
-        .arg(format!("-seed={}", seed as u32 | 1))
+        .arg(format!("-seed={}", (seed & u64::from(u32::MAX)) | 1))
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-timeout={INPUT_SECONDS_MAX}"))
         .arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"))
