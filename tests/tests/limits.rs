@@ -1,6 +1,7 @@
 //! What a gateway does with what no collector sends: over the wire, to the real gateway.
 //!
 //! Run through `cargo xtask test`, which builds the binaries first.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use activity_collector::uplink::client::ClientError;
 use activity_schema::api::{BatchResult, REQUEST_BATCHES_MAX, REQUEST_BYTES_MAX};
