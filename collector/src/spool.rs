@@ -104,7 +104,8 @@ pub struct Recovery {
     pub state: SpoolState,
     /// Kernel ring positions up to which a class's stream already holds the events of the ring.
     pub cursors: BTreeMap<(Class, u8), u64>,
-    /// Time of the newest event in the spool.
+    /// Time of the newest event that the spool has had: what happened since was recorded by nobody, unless the
+    /// kernel's rings still hold it.
     pub newest: Option<Timestamp>,
     pub damage: Vec<(Epoch, Class, Damage)>,
 }
@@ -186,11 +187,11 @@ impl<D: Disk> Spool<D> {
             None => EpochSpool::create(&disk, dir, wanted, seed)?,
         };
         let mut cursors: BTreeMap<(Class, u8), u64> = BTreeMap::new();
-        let mut newest = None;
+        let every_stream = epochs.iter().chain([&current]).flat_map(|e| e.streams.values());
+        let newest = every_stream.map(stream::StreamLog::newest).max().flatten();
         // Rings do not outlive a boot; an epoch of this boot holds what its rings gave it, whoever continues it.
         let same_boot = epochs.iter().filter(|e| e.identity.boot_id == current.identity.boot_id);
         for (class, stream) in same_boot.flat_map(|e| &e.streams).chain(&current.streams) {
-            newest = newest.max(stream.newest());
             for (ring, position) in &stream.cursors {
                 let seen = cursors.entry((*class, *ring)).or_default();
                 *seen = (*seen).max(*position);
@@ -207,7 +208,9 @@ impl<D: Disk> Spool<D> {
             sheds: Vec::new(),
             policy_digest: Hash::default(),
         };
+        let (told, open) = spool.losses_told();
         spool.seal_old(clock, now)?;
+        spool.ledger.recognise(&told, &open, spool.current.streams[&Class::Critical].next_batch);
         spool.drop_drained();
         Ok((spool, Recovery { state, cursors, newest, damage }))
     }
@@ -230,6 +233,17 @@ impl<D: Disk> Spool<D> {
             }
         }
         Ok(())
+    }
+
+    /// Ids of the losses whose events are in the spool from before a kill: in batches that are sealed, and in the one
+    /// that is open.
+    fn losses_told(&self) -> (Vec<uuid::Uuid>, Vec<uuid::Uuid>) {
+        let every_stream = self.epochs().flat_map(|e| e.streams.values());
+        let sealed = every_stream.flat_map(|s| &s.losses_told);
+        // Old epochs are sealed before anything else happens.
+        let old = self.old.iter().flat_map(|e| e.streams.values()).flat_map(|s| &s.open.losses);
+        let open = self.current.streams.values().flat_map(|s| &s.open.losses);
+        (sealed.chain(old).copied().collect(), open.copied().collect())
     }
 
     pub fn identity(&self) -> &EpochIdentity {
@@ -338,6 +352,8 @@ impl<D: Disk> Spool<D> {
 
     /// The gateway holds a batch durably.
     pub fn release(&mut self, epoch: &Epoch, class: Class, number: u64, receipt: Hash) -> io::Result<()> {
+        // The events of told losses go with the batch; the losses must be forgotten before.
+        self.forget_told_losses();
         if *epoch == self.current.identity.epoch {
             return self.current.release(class, number, receipt);
         }

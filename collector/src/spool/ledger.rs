@@ -110,6 +110,13 @@ impl<D: Disk> Ledger<D> {
         }
     }
 
+    /// After a kill: the losses `told` are in sealed batches, those of `open` in the batch that has this number.
+    pub(super) fn recognise(&mut self, told: &[Uuid], open: &[Uuid], batch_number: u64) {
+        self.entries.retain(|e| !told.contains(&e.event_id));
+        open.iter().for_each(|id| self.emitted(*id, batch_number));
+        self.persist();
+    }
+
     /// Batches up to `batch_number` are fsynced.
     pub(super) fn synced(&mut self, batch_number: u64) {
         let before = self.entries.len();

@@ -9,6 +9,7 @@ use activity_schema::batch::{BatchHeader, SignedBatch};
 use activity_schema::merkle::Hash;
 use activity_schema::{Event, StreamId, Timestamp};
 use bytes::Bytes;
+use uuid::Uuid;
 
 use super::disk::{Disk, DiskFile};
 use super::frame::{self, Frame, FrameError, SEGMENT_MAGIC};
@@ -48,6 +49,8 @@ pub(super) fn open_stream<D: Disk>(
         next_sequence: 1,
         next_batch: 1,
         previous_hash: Hash::default(),
+        newest_sealed: None,
+        losses_told: Vec::new(),
         cursors: BTreeMap::new(),
     };
     let mut damage = Damage::default();
@@ -97,7 +100,9 @@ fn read_segment<D: Disk>(
                     log.open.start_offset = at as u64;
                 }
                 for line in &lines {
-                    log.open.add(line, occurred_at(line));
+                    let (occurred_at, loss) = facts(line);
+                    log.open.add(line, occurred_at);
+                    log.open.losses.extend(loss);
                 }
                 log.next_sequence += lines.len() as u64;
                 for cursor in cursors {
@@ -181,6 +186,9 @@ fn take_seal<D: Disk>(
     if !shed && !whole {
         damage.corrupt_batches.push((parsed.first_sequence, parsed.last_sequence));
     }
+    if whole {
+        log.losses_told.append(&mut log.open.losses);
+    }
     let batch =
         SignedBatch { header: parsed, header_bytes: Bytes::copy_from_slice(header), signature, body: None };
     let reference = log.sealed(&batch, (range.0 as u64, range.1 as u64), shed || !whole);
@@ -204,6 +212,8 @@ pub(super) fn for_each_seal(bytes: &[u8], mut f: impl FnMut(&[u8], &[u8; 64])) {
     }
 }
 
-fn occurred_at(line: &[u8]) -> Timestamp {
-    Event::parse(line).map(|e| e.occurred_at).unwrap_or_default()
+/// When the event of a line occurred, and its id if it tells a loss.
+fn facts(line: &[u8]) -> (Timestamp, Option<Uuid>) {
+    let Ok(event) = Event::parse(line) else { return Default::default() };
+    (event.occurred_at, (event.event_name == *"telemetry.loss").then_some(event.event_id))
 }

@@ -11,6 +11,8 @@ use activity_schema::keys::Signer;
 use activity_schema::merkle::{self, Frontier, Hash};
 use activity_schema::{StreamId, Timestamp};
 
+use uuid::Uuid;
+
 use super::disk::{Disk, DiskFile};
 use super::frame::{self, RingCursor, SEGMENT_MAGIC};
 use super::unsynced::{SegmentFile, Unsynced};
@@ -71,6 +73,8 @@ pub struct OpenBatch {
     pub frames: Vec<u8>,
     /// Failed fsyncs of the segment before the first of `frames` was written.
     pub failures: u32,
+    /// Event ids of the losses told in it, as far as recovery found them.
+    pub losses: Vec<Uuid>,
 }
 
 impl OpenBatch {
@@ -109,6 +113,9 @@ pub struct StreamLog<D: Disk> {
     pub next_sequence: u64,
     pub next_batch: u64,
     pub previous_hash: Hash,
+    pub newest_sealed: Option<Timestamp>,
+    /// Event ids of the losses that recovery found told in sealed batches.
+    pub losses_told: Vec<Uuid>,
     pub cursors: BTreeMap<u8, u64>,
 }
 
@@ -135,10 +142,9 @@ impl<D: Disk> StreamLog<D> {
         self.segments.iter().map(|s| s.bytes).sum()
     }
 
-    /// Time of the newest event that is still in the stream.
+    /// Time of the newest event that the stream is known to have had, released or not.
     pub fn newest(&self) -> Option<Timestamp> {
-        let sealed = lock(&self.batches).back().map(|b| b.occurred_max);
-        sealed.max((self.open.count() > 0).then_some(self.open.occurred_max))
+        self.newest_sealed.max((self.open.count() > 0).then_some(self.open.occurred_max))
     }
 
     /// Appends one frame of lines. On error nothing was appended and no sequence was used.
@@ -214,6 +220,7 @@ impl<D: Disk> StreamLog<D> {
         self.previous_hash = batch.hash();
         self.next_batch = h.batch_number + 1;
         self.next_sequence = h.last_sequence + 1;
+        self.newest_sealed = self.newest_sealed.max(Some(h.occurred_max));
         self.open = OpenBatch::default();
         BatchRef {
             number: h.batch_number,

@@ -499,12 +499,27 @@ fn ring_cursors_survive_and_another_boot_begins_an_epoch() {
     assert_eq!(spool.epochs().count(), 2, "the old epoch is still to be sent");
 }
 
+/// What is released is still what was last recorded: the time since then was watched by nobody.
 #[test]
-fn losses_survive_a_full_disk_and_keep_their_ids() {
+fn the_newest_event_is_known_when_all_is_released_and_after_another_boot() {
     let disk = FaultyDisk::default();
     let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
-    disk.0.lock().unwrap().full = true;
-    let loss = Loss {
+    spool.append(Class::Critical, &[line(5)], &[], 0).unwrap();
+    seal(&mut spool, Class::Critical).unwrap();
+    let epoch = spool.identity().epoch.clone();
+    spool.release(&epoch, Class::Critical, 1, Hash::default()).unwrap();
+    drop(spool);
+    let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
+    assert_eq!(recovery.newest, Some(Timestamp::from_nanos(5)));
+    drop(spool);
+    let mut other = identity(2);
+    other.boot_id = "later".into();
+    let (_, recovery) = Spool::open(disk, Path::new("/spool"), SMALL, other, &[9; 32], CLOCK).unwrap();
+    assert_eq!(recovery.newest, Some(Timestamp::from_nanos(5)));
+}
+
+fn loss() -> Loss {
+    Loss {
         event_id: uuid::Uuid::from_u128(7),
         key: LossKey {
             reason: activity_schema::coverage::LossReason::DiskFull,
@@ -521,7 +536,15 @@ fn losses_survive_a_full_disk_and_keep_their_ids() {
         last_time: Timestamp::from_nanos(2),
         sequences: None,
         emitted_in: None,
-    };
+    }
+}
+
+#[test]
+fn losses_survive_a_full_disk_and_keep_their_ids() {
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    disk.0.lock().unwrap().full = true;
+    let loss = loss();
     spool.ledger.add(loss.clone());
     spool.ledger.add(Loss { count: 2, event_id: uuid::Uuid::from_u128(8), ..loss });
     assert!(!spool.ledger.unpersisted);
@@ -537,6 +560,37 @@ fn losses_survive_a_full_disk_and_keep_their_ids() {
     assert!(!spool.ledger.is_empty(), "kept until fsynced");
     Unsynced::sync(std::slice::from_ref(&batch)).unwrap();
     batch.finish();
+    spool.forget_told_losses();
+    assert!(spool.ledger.is_empty());
+}
+
+/// A loss whose event is in the spool is not told a second time with other bytes.
+#[test]
+fn a_loss_that_was_told_before_a_kill_is_recognised() {
+    let told = |n: u8| {
+        let example = include_str!("../../../fixtures/events.jsonl");
+        let line = example.lines().find(|l| l.contains("\"telemetry.loss\"")).unwrap();
+        let mut event = activity_schema::Event::parse(line.as_bytes()).unwrap();
+        event.event_id = uuid::Uuid::from_u128(u128::from(n));
+        Line { bytes: event.to_line(), occurred_at: event.occurred_at }
+    };
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    let loss = |n: u8| Loss {
+        event_id: uuid::Uuid::from_u128(u128::from(n)),
+        sequences: Some((u64::from(n), u64::from(n))),
+        ..loss()
+    };
+    (1..=3).for_each(|n| spool.ledger.add(loss(n)));
+    spool.append(Class::Critical, &[told(1)], &[], 0).unwrap();
+    seal(&mut spool, Class::Critical).unwrap();
+    spool.append(Class::Critical, &[told(2)], &[], 0).unwrap();
+    drop(spool);
+    let (mut spool, _) = open(&disk, 1, SMALL).unwrap();
+    let ids: Vec<u128> = spool.ledger.to_emit().iter().map(|l| l.event_id.as_u128()).collect();
+    assert_eq!(ids, [3], "one is sealed, two is open, three is still to be told");
+    spool.loss_told(uuid::Uuid::from_u128(3));
+    seal(&mut spool, Class::Critical).unwrap();
     spool.forget_told_losses();
     assert!(spool.ledger.is_empty());
 }

@@ -319,9 +319,3 @@ fn lost(loss: &Value, stored: &BTreeSet<(&str, u64)>) -> u64 {
     let ours = names.iter().any(|name| (0..2).any(|n| *name == kind(n).0));
     if ours { loss["dropped_count"].as_u64().unwrap_or(0) } else { 0 }
 }
-
-/// The seed of a run: `ACTIVITY_FLEET_SEED`, else a fresh one.
-pub fn seed() -> u64 {
-    let given = std::env::var("ACTIVITY_FLEET_SEED").ok().and_then(|seed| seed.parse().ok());
-    given.unwrap_or_else(rand::random)
-}
