@@ -1,5 +1,6 @@
 //! Configuration: strict TOML; unknown keys are refused.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use activity_schema::event::{Layer, Runtime};
@@ -148,8 +149,14 @@ impl Config {
             "kernel.ring_bytes_max",
             "must be at least 256 KiB",
         )?;
-        let rooted = self.cgroup.starts_with('/') && self.sandbox.iter().all(|s| s.cgroup.starts_with('/'));
-        require(rooted, "cgroup", "must start with / and is below the cgroup v2 root")
+        let cgroups = || std::iter::once(&self.cgroup).chain(self.sandbox.iter().map(|s| &s.cgroup));
+        let rule = "must start with / (the cgroup v2 root), without a / at its end or // or . or .. inside";
+        require(cgroups().all(|c| is_plain_cgroup(c)), "cgroup", rule)?;
+        let rule = "each sandbox must have a cgroup of its own";
+        require(cgroups().collect::<BTreeSet<_>>().len() == 1 + self.sandbox.len(), "sandbox.cgroup", rule)?;
+        let ids = self.instance_id.iter().chain(self.sandbox.iter().map(|s| &s.instance_id));
+        let rule = "each sandbox must have an instance_id of its own";
+        require(ids.clone().collect::<BTreeSet<_>>().len() == ids.count(), "sandbox.instance_id", rule)
     }
 
     /// SHA-256 of what decides what is collected.
@@ -162,9 +169,39 @@ impl Config {
     }
 }
 
+fn is_plain_cgroup(path: &str) -> bool {
+    path == "/"
+        || path
+            .strip_prefix('/')
+            .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_sandboxes_on_one_cgroup_or_of_one_name_are_refused() {
+        let config = |own: &str, sandboxes: &[(&str, &str)]| {
+            let sandbox = sandboxes.iter().map(|(id, cgroup)| Sandbox {
+                instance_id: (*id).to_owned(),
+                cgroup: (*cgroup).to_owned(),
+                agent_id: unknown(),
+                runtime: Runtime::Unknown,
+            });
+            let instance_id = Some("own".to_owned());
+            Config { cgroup: own.to_owned(), instance_id, sandbox: sandbox.collect(), ..Config::default() }
+                .check()
+        };
+        assert!(config("/", &[("a", "/a"), ("b", "/a/b")]).is_ok());
+        for bad in ["a", "/a/", "/a//b", "/x/../a", "/./a", ""] {
+            assert!(config("/", &[("a", bad)]).is_err(), "{bad}");
+        }
+        assert!(config("/", &[("a", "/a"), ("b", "/a")]).is_err());
+        assert!(config("/a", &[("a", "/a")]).is_err());
+        assert!(config("/", &[("a", "/a"), ("a", "/b")]).is_err());
+        assert!(config("/", &[("own", "/a")]).is_err());
+    }
 
     #[test]
     fn an_unknown_key_is_refused_by_name() {

@@ -2,6 +2,7 @@
 //! the list of its sealed batches.
 
 pub mod agent;
+mod rings;
 mod syncer;
 pub mod telemetry;
 
@@ -36,6 +37,7 @@ use crate::spool::{
 };
 use crate::uplink::identity::{Identity, IdentityDir};
 use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink};
+use rings::Rings;
 use syncer::Syncer;
 use telemetry::ClassPlan;
 
@@ -175,6 +177,9 @@ struct Daemon {
     kernel: Option<KernelSource>,
     attach: Option<AttachReport>,
     no_kernel: String,
+    rings: Rings,
+    /// The rings were filled while no collector ran: nothing of the processes was missed.
+    watched: bool,
     polled: PolledProcesses,
     resources: Vec<(Arc<Instance>, ResourceSource)>,
     cgroup_root: PathBuf,
@@ -255,6 +260,15 @@ impl Daemon {
         kept.into_iter().for_each(|scope| scopes.restore(scope));
         let ids = ProcessIds::new(&boot_id, &nonce);
         let recorder = Recorder::new(spool, sandboxes.own().clone(), clock);
+        let (rings, same_rings) = match &kernel {
+            Some(kernel) => {
+                let file = config.state_dir.join("rings");
+                Rings::open(&OsDisk, &file, &boot_id, kernel.ring_ids()?, &recovery.cursors)
+                    .with_context(|| format!("cannot write {}", file.display()))?
+            }
+            None => (Rings::default(), false),
+        };
+        let watched = same_rings && attach.as_ref().is_some_and(|a| a.reused_pins);
         let mut observer = Observer::new(ids, sandboxes, scopes, recovery.cursors.clone());
         match ProcessMemory::open(&config.state_dir.join("processes"), &boot_id) {
             Ok(memory) => observer.processes.set_memory(memory),
@@ -269,6 +283,8 @@ impl Daemon {
             kernel,
             attach,
             no_kernel,
+            rings,
+            watched,
             polled: PolledProcesses::default(),
             resources,
             cgroup_root,
@@ -295,8 +311,7 @@ impl Daemon {
             self.recovery.newest.map(|t| u64::try_from(wall.nanos_since(t).max(0) / 1_000_000).unwrap_or(0));
         telemetry::started(&mut self.recorder, &own, restarted, self.recovery.state.as_str(), gap_ms);
         self.account_recovery();
-        let unseen = !self.attach.as_ref().is_some_and(|a| a.reused_pins);
-        if let Some(since) = self.recovery.newest.filter(|_| unseen) {
+        if let Some(since) = self.recovery.newest {
             self.lose_down_time(since, wall);
         }
         let plans = self.plans(socket_open);
@@ -320,9 +335,8 @@ impl Daemon {
         if self.kernel.is_none() {
             return;
         }
-        let watched = self.attach.as_ref().is_some_and(|a| a.reused_pins);
         let told_until = match self.recovery.newest {
-            Some(_) if restarted && watched => u64::MAX,
+            Some(_) if restarted && self.watched => u64::MAX,
             Some(newest) if restarted => {
                 let offset = self.recorder.clock().offset_ns();
                 u64::try_from(newest.as_nanos().saturating_sub(offset)).unwrap_or(0)
@@ -333,9 +347,18 @@ impl Daemon {
         self.observer.seed(&mut self.recorder, told_until);
     }
 
-    /// Without pinned programs nothing was watched while the collector was down.
+    /// Nobody could declare anything while the collector was down, and nothing was sampled. Without pinned programs
+    /// nothing was watched either.
     fn lose_down_time(&mut self, since: Timestamp, until: Timestamp) {
-        for names in [["process.exec", "process.exited"], ["network.flow.started", "network.flow.closed"]] {
+        const UNHEARD: &[&[&str]] = &[
+            &["session.started", "session.ended"],
+            &["agent.tool.invoked", "agent.tool.completed"],
+            &["runtime.resource.sample"],
+        ];
+        const UNSEEN: &[&[&str]] =
+            &[&["process.exec", "process.exited"], &["network.flow.started", "network.flow.closed"]];
+        let unseen = if self.watched { &[][..] } else { UNSEEN };
+        for names in UNHEARD.iter().chain(unseen) {
             self.recorder.lose(Loss {
                 event_id: uuid::Uuid::nil(),
                 key: LossKey {
@@ -343,7 +366,7 @@ impl Daemon {
                     class: None,
                     instance: None,
                     event_names: names.iter().map(|n| (*n).to_owned()).collect(),
-                    source: "kernel".to_owned(),
+                    source: "collector".to_owned(),
                     stream: None,
                     cgroup: None,
                 },
@@ -470,17 +493,19 @@ impl Daemon {
         for (number, ring) in (0u8..).zip(RingId::ALL) {
             for pass in 0..=PASSES_MAX {
                 let mut end: Option<RingPosition> = None;
-                let (observer, recorder) = (&mut self.observer, &mut self.recorder);
+                let (observer, recorder, rings) = (&mut self.observer, &mut self.recorder, &self.rings);
                 let taken = kernel.drain(ring, PASS_RECORDS_MAX, &mut |position, record| {
                     end = Some(position);
                     if let Ok(record) = &record {
                         newest_ns = newest_ns.max(record.common().ktime_boot_ns);
                     }
-                    observer.record(recorder, ring, position, record);
+                    let told = RingPosition(rings.position(number, position.0));
+                    observer.record(recorder, ring, told, record);
                 });
                 let Some(end) = end else { break };
                 self.busy = true;
-                self.recorder.flush(Some(RingCursor { ring: number, position: end.0 }));
+                let position = self.rings.position(number, end.0);
+                self.recorder.flush(Some(RingCursor { ring: number, position }));
                 kernel.commit(ring, end);
                 if taken < PASS_RECORDS_MAX {
                     break;

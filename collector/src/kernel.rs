@@ -288,6 +288,13 @@ impl KernelSource {
         self.rings[ring.index()].commit(position);
     }
 
+    /// The kernel's ids of the rings' maps, in the order of [`RingId::ALL`].
+    pub fn ring_ids(&self) -> io::Result<[u32; 4]> {
+        let [vital, process, flow, file] = &self.rings;
+        let id = |ring: &Ring| sys::map_id(ring.fd());
+        Ok([id(vital)?, id(process)?, id(flow)?, id(file)?])
+    }
+
     /// The last committed position, which a later collector starts from.
     #[must_use]
     pub fn consumer_position(&self, ring: RingId) -> RingPosition {

@@ -70,6 +70,9 @@ impl From<serde_json::Error> for CliError {
     }
 }
 
+/// What a shell shows of a program that SIGPIPE ended.
+const STATUS_OF_SIGPIPE: u8 = 141;
+
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -79,8 +82,8 @@ pub fn main() -> ExitCode {
         Ok(Ending::Complete) => ExitCode::SUCCESS,
         Ok(Ending::Incomplete) => ExitCode::from(3),
         Ok(Ending::Damaged) => ExitCode::from(5),
-        // The reader of our output is gone (`| head`): nobody is left to tell.
-        Err(CliError::Other(e)) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        // Nobody is left to tell. It is no success: the ending of the command is not known to have been read.
+        Err(CliError::Other(e)) if reader_is_gone(&e) => ExitCode::from(STATUS_OF_SIGPIPE),
         Err(error) => {
             let text = match &error {
                 CliError::Other(e) => format!("{e:#}"),
@@ -113,7 +116,7 @@ async fn run(cli: Cli) -> Result<Ending, CliError> {
     }
 }
 
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let io = error.chain().find_map(|e| e.downcast_ref::<std::io::Error>());
-    io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+fn reader_is_gone(error: &anyhow::Error) -> bool {
+    let io = error.chain().filter_map(|e| e.downcast_ref::<std::io::Error>());
+    io.filter_map(std::io::Error::get_ref).any(|inner| inner.is::<output::ReaderGone>())
 }

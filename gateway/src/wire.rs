@@ -227,8 +227,16 @@ impl Params {
         })
     }
 
+    /// The classes that the answer must cover: those asked for by name, else those of the events asked for.
     fn classes(&self) -> Result<Vec<EventClass>, ParamsError> {
-        words("class", self.class.as_deref(), EventClass::ALL, EventClass::as_str)
+        let named = words("class", self.class.as_deref(), EventClass::ALL, EventClass::as_str)?;
+        if !named.is_empty() {
+            return Ok(named);
+        }
+        let mut classes: Vec<_> = list(self.event.as_deref()).filter_map(EventClass::of).collect();
+        classes.sort_unstable();
+        classes.dedup();
+        Ok(classes)
     }
 }
 

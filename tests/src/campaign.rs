@@ -16,7 +16,7 @@ pub use exec::{exec_truth, reparented_truth};
 pub use fuzz::fuzz;
 pub use latency::one_event_then_silence;
 pub use overload::overload;
-pub use restart::restart_truth;
+pub use restart::{restart_truth, stopped_and_started_truth};
 pub use storm::start_in_storm;
 pub use tamper::tamper;
 

@@ -39,6 +39,14 @@ fn restart_truth_a_killed_collector_misses_nothing() {
     }
 }
 
+#[test]
+fn restart_truth_a_stopped_and_started_collector_records_from_its_first_moment() {
+    if let Some(found) = here(|| campaign::stopped_and_started_truth(300)) {
+        equal(&found);
+        assert!(found.lost.is_empty(), "{:?}", found.lost);
+    }
+}
+
 /// Field case 20.
 #[test]
 fn durability_truth_acknowledged_is_stored_once() {

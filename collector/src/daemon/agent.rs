@@ -66,14 +66,14 @@ struct ScopeLine {
 impl ScopeLog {
     /// Reads the scopes of this boot and starts the file anew with them.
     pub fn open(path: &Path, boot_id: &str) -> io::Result<(Self, Vec<Scope>)> {
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => String::new(),
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Vec::new(),
             Err(e) => return Err(e),
         };
         let mut scopes: std::collections::BTreeMap<u64, Scope> = std::collections::BTreeMap::new();
         let mut order = Vec::new();
-        for line in text.lines().filter_map(|l| serde_json::from_str::<ScopeLine>(l).ok()) {
+        for line in bytes.split(|b| *b == b'\n').filter_map(|l| serde_json::from_slice::<ScopeLine>(l).ok()) {
             if line.boot_id == boot_id && scopes.insert(line.scope.number, line.scope.clone()).is_none() {
                 order.push(line.scope.number);
             }

@@ -170,13 +170,22 @@ impl<const V: usize> PerCpu<'_, V> {
 
 /// `max_entries` of a map: the size in bytes of a ring buffer.
 pub(super) fn max_entries(map: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(map_info(map)?[4])
+}
+
+/// The kernel's id of a map.
+pub(super) fn map_id(map: BorrowedFd<'_>) -> io::Result<u32> {
+    Ok(map_info(map)?[1])
+}
+
+fn map_info(map: BorrowedFd<'_>) -> io::Result<[u32; 22]> {
     // struct bpf_map_info: type, id, key_size, value_size, max_entries, …
     let mut info = [0u32; 22];
     bpf(
         BPF_OBJ_GET_INFO_BY_FD,
         &mut InfoAttr { fd: raw(map), length: 88, info: info.as_mut_ptr() as usize as u64 },
     )?;
-    Ok(info[4])
+    Ok(info)
 }
 
 /// Events for which the kernel did not run a program since it was at work already on that CPU; `None` where the

@@ -12,8 +12,9 @@ use activity_schema::merkle::Hash;
 use memmap2::MmapMut;
 
 const SLOT_BYTES: usize = 64;
-const NAME_BYTES_MAX: usize = 40;
-const PID_MAX_LIMIT: usize = 4 * 1024 * 1024;
+const NAME_BYTES_MAX: usize = 38;
+/// 8 MiB; with more pids than that, one is forgotten for another.
+const SLOTS_MAX: usize = 128 * 1024;
 
 /// A slot: `start_ns | parent_start_ns | parent_tgid | told | name length | name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,23 +34,21 @@ impl ProcessMemory {
     /// Opens the memory of this boot, or begins one.
     pub fn open(path: &Path, boot_id: &str) -> io::Result<Self> {
         let pid_max = std::fs::read_to_string("/proc/sys/kernel/pid_max")?;
-        let slots = pid_max.trim().parse().unwrap_or(PID_MAX_LIMIT).min(PID_MAX_LIMIT);
+        let slots = pid_max.trim().parse().unwrap_or(SLOTS_MAX).min(SLOTS_MAX);
         let file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
         // Slot 0, which no process has, says which boot the rest is of.
         let len = (slots as u64 + 1) * SLOT_BYTES as u64;
         let tag = Hash::of(&[b"activity-process-memory-1\0", boot_id.as_bytes()]);
         if file.metadata()?.len() != len {
-            file.set_len(0)?;
-            file.set_len(len)?;
+            renew(&file, len)?;
         }
         // SAFETY: the file is in a folder that only this user can enter, the state folder's lock is held, and nobody
         // shortens the file while it is mapped.
         let mut map = unsafe { MmapMut::map_mut(&file)? };
         if map[..32] != tag.0 {
             drop(map);
-            file.set_len(0)?;
-            file.set_len(len)?;
+            renew(&file, len)?;
             // SAFETY: as above.
             map = unsafe { MmapMut::map_mut(&file)? };
             map[..32].copy_from_slice(&tag.0);
@@ -58,8 +57,9 @@ impl ProcessMemory {
     }
 
     fn slot(&self, tgid: u32) -> Option<std::ops::Range<usize>> {
-        let start = usize::try_from(tgid).ok()?.checked_mul(SLOT_BYTES)?;
-        (tgid != 0 && start + SLOT_BYTES <= self.map.len()).then_some(start..start + SLOT_BYTES)
+        let slots = self.map.len() / SLOT_BYTES - 1;
+        let start = (1 + usize::try_from(tgid).ok()?.checked_rem(slots)?) * SLOT_BYTES;
+        (tgid != 0).then_some(start..start + SLOT_BYTES)
     }
 
     pub fn remember(&mut self, tgid: u32, process: &Remembered) {
@@ -73,6 +73,7 @@ impl ProcessMemory {
         slot[20] = u8::from(process.told);
         slot[21] = u8::try_from(name.len()).unwrap_or(0);
         slot[22..22 + name.len()].copy_from_slice(name);
+        slot[60..64].copy_from_slice(&tgid.to_le_bytes());
     }
 
     /// What is known of this pid's process, if it is the one that began then.
@@ -80,7 +81,8 @@ impl ProcessMemory {
         let slot = &self.map[self.slot(tgid)?];
         let number = |at: usize| slot.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
         let start = number(0)?;
-        if start == 0 || !super::same_start(start, start_ns) {
+        let owner = slot.get(60..64) == Some(&tgid.to_le_bytes());
+        if start == 0 || !owner || !super::same_start(start, start_ns) {
             return None;
         }
         let name = slot.get(22..22 + usize::from(slot[21]).min(NAME_BYTES_MAX))?;
@@ -91,6 +93,14 @@ impl ProcessMemory {
             executable: String::from_utf8_lossy(name).into_owned(),
         })
     }
+}
+
+/// Empties the file and takes its whole space: a write to a mapped page cannot fail for want of it.
+fn renew(file: &std::fs::File, len: u64) -> io::Result<()> {
+    file.set_len(0)?;
+    let whole = i64::try_from(len).map_err(io::Error::other)?;
+    nix::fcntl::posix_fallocate(file, 0, whole).inspect_err(|_| drop(file.set_len(0)))?;
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,6 +7,11 @@ use serde::Serialize;
 use super::args::{Format, Shown};
 use crate::story::Style;
 
+/// Whoever read our standard output reads no more (`| head`).
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads the output any more")]
+pub(super) struct ReaderGone;
+
 /// Standard output with the chosen format.
 pub(super) struct Output {
     pub format: Format,
@@ -29,8 +34,10 @@ impl Output {
 
     pub(super) fn bytes(&self, bytes: &[u8]) -> io::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(bytes)?;
-        out.flush()
+        out.write_all(bytes).and_then(|()| out.flush()).map_err(|error| match error.kind() {
+            io::ErrorKind::BrokenPipe => io::Error::new(io::ErrorKind::BrokenPipe, ReaderGone),
+            _ => error,
+        })
     }
 
     pub(super) fn text(&self, text: &str) -> io::Result<()> {

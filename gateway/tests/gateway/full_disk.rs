@@ -1,5 +1,4 @@
 //! A disk that is really full: a small tmpfs. Needs the right to mount.
-#![expect(clippy::print_stdout, reason = "tells what was skipped")]
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -28,3 +28,21 @@ pub fn restart_truth(kills: u32, rate: u32) -> anyhow::Result<Comparison> {
     settle(&lab)?;
     Ok(compare(&parse_made(&output.stdout)?, &events(&arena, &lab)?, pid))
 }
+
+/// Stops the collector as an operator does, starts it again, and makes `count` situations: with new rings it must not
+/// take old positions for new ones.
+pub fn stopped_and_started_truth(count: u32) -> anyhow::Result<Comparison> {
+    let arena = Arena::new("stopped")?;
+    let mut lab = lab_with(&[&arena])?;
+    ensure!(load(&arena, count, 0)?.wait_with_output()?.status.success(), "the first load failed");
+    settle(&lab)?;
+    lab.collector.take().context("no collector")?.stop()?;
+    lab.start_collector()?;
+    settle(&lab)?;
+    let made = load(&arena, count, 0)?;
+    let pid = made.id();
+    let output = made.wait_with_output()?;
+    ensure!(output.status.success(), "the load ended with {}", output.status);
+    settle(&lab)?;
+    Ok(compare(&parse_made(&output.stdout)?, &events(&arena, &lab)?, pid))
+}
