@@ -253,6 +253,10 @@ impl Daemon {
             cgroup: s.cgroup.clone(),
         });
         let sandboxes = Sandboxes::new(cgroup_root.clone(), own, others.collect());
+        for absent in sandboxes.all().iter().filter(|i| !sandboxes.path_of(i).is_dir()) {
+            let path = sandboxes.path_of(absent);
+            tracing::warn!(instance = absent.instance_id, path = %path.display(), "the sandbox has no cgroup yet");
+        }
         let resources =
             sandboxes.all().iter().map(|i| (i.clone(), ResourceSource::new(&cgroup_root, i))).collect();
         let (scope_log, kept) = agent::ScopeLog::open(&config.state_dir.join("scopes.jsonl"), &boot_id)?;

@@ -1,6 +1,6 @@
 //! `activity-collector`: the daemon beside the sandbox.
-#![allow(clippy::print_stdout, reason = "a command-line tool")]
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -70,8 +70,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Run { config, print_config } => {
             let config = Config::load(&config)?;
             if print_config {
-                print!("{}", toml::to_string_pretty(&config)?);
-                return Ok(());
+                return print(&toml::to_string_pretty(&config)?);
             }
             daemon::run(&config)
         }
@@ -103,8 +102,12 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 &applicant,
             ))?;
             activity_collector::spool::forget_registrations(&config.state_dir.join("spool"))?;
-            println!("{}", serde_json::to_string_pretty(&done)?);
-            Ok(())
+            print(&(serde_json::to_string_pretty(&done)? + "\n"))
         }
     }
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
 }

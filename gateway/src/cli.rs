@@ -110,7 +110,9 @@ async fn run(cli: Cli) -> Result<Ending, CliError> {
         Command::Revoke(args) => enroll::revoke(&cli.place, args, &out).await,
         Command::Proof(args) => proof::proof(&cli.place, args, &out).await,
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "activity", &mut std::io::stdout());
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "activity", &mut script);
+            out.bytes(&script)?;
             Ok(Ending::Complete)
         }
     }

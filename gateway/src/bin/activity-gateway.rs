@@ -1,5 +1,6 @@
 //! The gateway's server. See `activity-gateway --help`.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -100,8 +101,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
             let layers = Layers::load(config.as_deref(), &overrides)?;
             let config = layers.config()?;
             if print_config {
-                print(&layers.to_toml());
-                return Ok(());
+                return print(&layers.to_toml());
             }
             let mut terminate = signal(SignalKind::terminate())?;
             let mut interrupt = signal(SignalKind::interrupt())?;
@@ -114,7 +114,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
         }
         Command::Init { data, names } => {
             let made = daemon::init(&data, &names, clock::now()).await?;
-            print(&(serde_json::to_string_pretty(&made)? + "\n"));
+            print(&(serde_json::to_string_pretty(&made)? + "\n"))?;
         }
         Command::Token { data, tenant, instance, host, ttl } => {
             let now = clock::now();
@@ -123,7 +123,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
             let ttl = i64::try_from(ttl.as_nanos()).context("the duration is too long")?;
             let grant = Grant { tenant, host, instance, expires_at: now.saturating_add_nanos(ttl) };
             let made = daemon::issue_token(&data, &grant, now)?;
-            print(&(serde_json::to_string_pretty(&made)? + "\n"));
+            print(&(serde_json::to_string_pretty(&made)? + "\n"))?;
         }
         Command::RotateCa { data } => {
             pki::Authority::load(&data.join("pki"))?.rotate(clock::now())?;
@@ -133,7 +133,7 @@ async fn execute(command: Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[expect(clippy::print_stdout, reason = "the data that was asked for")]
-fn print(text: &str) {
-    print!("{text}");
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
 }
