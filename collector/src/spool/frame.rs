@@ -3,7 +3,7 @@
 //! ```text
 //! segment  = magic "ACTSPOL1" | frame*
 //! frame    = u32 LE length of rest | u32 LE crc32c of rest | u8 kind | payload
-//! LINES    = u8 n | n × (u8 ring, u64 LE position) | (u32 LE length, line)*
+//! LINES    = u8 n | n × (u8 ring, u64 LE position) | (u32 LE length, line)*      no line is empty or has a newline
 //! SEAL     = u16 LE header length | header | 64 bytes signature      the lines since the last seal
 //! SHED     = as SEAL; the lines are gone
 //! ```
@@ -120,6 +120,10 @@ fn lines(mut p: &[u8]) -> Option<Frame<'_>> {
     while !p.is_empty() {
         let len = p.try_get_u32_le().ok()? as usize;
         let (line, rest) = p.split_at_checked(len)?;
+        // Within a batch lines are told apart by newlines.
+        if line.is_empty() || line.contains(&b'\n') {
+            return None;
+        }
         lines.push(line);
         p = rest;
     }

@@ -1,5 +1,9 @@
 //! A cgroup of its own for a load or an agent, and the sandbox that stands for it.
+#![allow(unsafe_code, reason = "a child enters its cgroup between fork and exec")]
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
@@ -34,14 +38,14 @@ impl Arena {
         format!("[[sandbox]]\ninstance_id = \"{0}\"\ncgroup = \"/{0}\"\n", self.name)
     }
 
-    /// Starts a command that is in the cgroup from its first instruction: this process enters, starts it, and goes
-    /// back.
+    /// Starts a command that is in the cgroup before its exec.
     pub fn spawn(&self, command: &mut Command) -> anyhow::Result<Child> {
-        let own = own_cgroup().context("this process has no cgroup v2")?;
-        enter(&self.path)?;
-        let child = command.spawn();
-        enter(&own)?;
-        child.with_context(|| format!("cannot start {command:?}"))
+        let path = self.path.join("cgroup.procs");
+        let procs = OpenOptions::new().write(true).open(&path);
+        let procs = procs.with_context(|| format!("cannot open {}", path.display()))?;
+        // SAFETY: between fork and exec the child makes one write(2); nothing is allocated.
+        unsafe { command.pre_exec(move || (&procs).write_all(b"0")) };
+        command.spawn().with_context(|| format!("cannot start {command:?}"))
     }
 }
 
@@ -49,17 +53,6 @@ impl Drop for Arena {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir(&self.path);
     }
-}
-
-fn enter(cgroup: &Path) -> anyhow::Result<()> {
-    std::fs::write(cgroup.join("cgroup.procs"), std::process::id().to_string())
-        .with_context(|| format!("cannot join {}", cgroup.display()))
-}
-
-fn own_cgroup() -> Option<PathBuf> {
-    let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = text.lines().find_map(|l| l.strip_prefix("0::"))?;
-    Some(cgroup2_root()?.join(path.trim_start_matches('/')))
 }
 
 /// Mount point of cgroup v2.
