@@ -23,9 +23,12 @@ use crate::agent_socket::{self, AgentRequest, RequestSink};
 use crate::clock::{ClockReading, STEP_NS};
 use crate::config::Config;
 use crate::identity::{self, ProcessIds};
-use crate::kernel::{AttachReport, KernelConfig, KernelSource, LOOK_AGAIN, RingId, RingPosition, RingSizes};
+use crate::kernel::{
+    AttachReport, Helper, KernelConfig, KernelSource, LOOK_AGAIN, RingId, RingPosition, RingSizes,
+};
 use crate::observe::Observer;
 use crate::observe::procfs::PolledProcesses;
+use crate::privilege::{self, Owner};
 use crate::process::ProcessMemory;
 use crate::recorder::{Draft, Recorder};
 use crate::resource::ResourceSource;
@@ -36,7 +39,7 @@ use crate::spool::{
     SpoolState,
 };
 use crate::uplink::identity::{Identity, IdentityDir};
-use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink};
+use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink, full};
 use rings::Rings;
 use syncer::Syncer;
 use telemetry::ClassPlan;
@@ -105,15 +108,12 @@ struct Names {
 /// Runs until SIGTERM or SIGINT.
 pub fn run(config: &Config) -> anyhow::Result<()> {
     let state = &config.state_dir;
-    make_private(state).with_context(|| format!("cannot make {}", state.display()))?;
+    let helper = step_down(config)?;
     let _lock = lock(state)?;
     let identity_dir = IdentityDir::new(state);
     let enrolment = identity_dir.load()?;
     let names = names(config, enrolment.as_ref())?;
-    let mut daemon = Daemon::start(config, &names)?;
-    if let Err(error) = crate::privilege::drop_after_attach() {
-        tracing::warn!(%error, "capabilities could not be dropped");
-    }
+    let mut daemon = Daemon::start(config, &names, helper)?;
     let (sender, mailbox_out) = mpsc::sync_channel(QUEUE_MAX);
     let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
     let mailbox = Mailbox { sender, wake: wake.clone() };
@@ -129,19 +129,44 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes a folder that only its owner can enter.
-fn make_private(dir: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700))
+/// Leaves what needs privileges to a process apart and gives them up: nothing that comes from outside has been read.
+fn step_down(config: &Config) -> anyhow::Result<Option<Helper>> {
+    let state = &config.state_dir;
+    let owner = Owner::of(state).with_context(|| format!("cannot make {}", state.display()))?;
+    if let Some(folder) = config.agent_socket.parent() {
+        owner.make_folder(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let helper = config.kernel.enabled.then(|| Helper::start(owner)).transpose();
+    let helper = helper.context("cannot start the process that attaches kernel programs")?;
+    owner.become_it()?;
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(state, private).with_context(|| format!("{}", state.display()))?;
+    match privilege::seccomp::apply() {
+        Ok(()) => {}
+        Err(error) => tracing::warn!(error = %full(&error), "no filter of system calls"),
+    }
+    Ok(helper)
 }
 
-/// One collector a state folder.
+/// One collector a state folder. One that was killed a moment ago may still be on its way out.
 fn lock(state: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::File>> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    const TRIES: u32 = 20;
+    const BETWEEN: Duration = Duration::from_millis(100);
     let path = state.join("lock");
-    let file = std::fs::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?;
-    nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock)
-        .map_err(|_| anyhow::anyhow!("another collector uses {}", state.display()))
+    let open = || {
+        let mut options = std::fs::OpenOptions::new();
+        options.create(true).truncate(false).write(true).mode(0o600).open(&path)
+    };
+    let mut file = open().with_context(|| format!("cannot open {}", path.display()))?;
+    for _ in 0..TRIES {
+        match nix::fcntl::Flock::lock(file, nix::fcntl::FlockArg::LockExclusiveNonblock) {
+            Ok(lock) => return Ok(lock),
+            Err((back, _)) => file = back,
+        }
+        std::thread::sleep(BETWEEN);
+    }
+    anyhow::bail!("another collector uses {}", state.display())
 }
 
 fn names(config: &Config, enrolment: Option<&Identity>) -> anyhow::Result<Names> {
@@ -208,7 +233,7 @@ struct Timers {
 }
 
 impl Daemon {
-    fn start(config: &Config, names: &Names) -> anyhow::Result<Self> {
+    fn start(config: &Config, names: &Names, helper: Option<Helper>) -> anyhow::Result<Self> {
         let clock = ClockReading::now();
         let boot_id = identity::boot_id().context("cannot read the boot id")?;
         let nonce = match &config.nonce_file {
@@ -237,7 +262,7 @@ impl Daemon {
         spool.set_policy_digest(config.policy_digest());
 
         let cgroup_root = cgroup2_root().unwrap_or_else(|| PathBuf::from("/sys/fs/cgroup"));
-        let (kernel, attach, no_kernel) = attach_kernel(config, names, &cgroup_root);
+        let (kernel, attach, no_kernel) = attach_kernel(config, names, &cgroup_root, helper);
         let own = Instance {
             instance_id: names.instance_id.clone(),
             agent_id: config.agent_id.clone(),
@@ -682,35 +707,34 @@ fn attach_kernel(
     config: &Config,
     names: &Names,
     cgroup_root: &Path,
+    helper: Option<Helper>,
 ) -> (Option<KernelSource>, Option<AttachReport>, String) {
-    if !config.kernel.enabled {
+    let Some(helper) = helper else {
         return (None, None, "kernel.enabled is false".to_owned());
-    }
+    };
     let default = || Path::new("/sys/fs/bpf/activity").join(names.collector_id.as_str().replace('.', "_"));
-    let pin_dir = config.kernel.pin.then(|| config.kernel.pin_dir.clone().unwrap_or_else(default));
     let page_bytes = usize::try_from(
         nix::unistd::sysconf(nix::unistd::SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096),
     )
     .unwrap_or(4096);
-    let attach = |pin_dir: Option<PathBuf>| {
-        KernelSource::attach(&KernelConfig {
-            pin_dir,
+    let attached = KernelSource::attach_by(
+        helper,
+        &KernelConfig {
+            pin_dir: config.kernel.pin.then(|| config.kernel.pin_dir.clone().unwrap_or_else(default)),
             ring_bytes: RingSizes::HOST.within(config.kernel.ring_bytes_max, page_bytes),
             cgroup_root: cgroup_root.to_owned(),
             ignore_self_flows: true,
-        })
-    };
-    let attached = match attach(pin_dir.clone()) {
-        Err(error) if pin_dir.is_some() => {
-            tracing::warn!(error = %crate::uplink::full(&error), "without pins: a restart will have a blind spot");
-            attach(None)
-        }
-        other => other,
-    };
+        },
+    );
     match attached {
-        Ok((source, report)) => (Some(source), Some(report), String::new()),
+        Ok((source, report)) => {
+            if let Some(reason) = &report.not_pinned {
+                tracing::warn!(%reason, "without pins: a restart will have a blind spot");
+            }
+            (Some(source), Some(report), String::new())
+        }
         Err(error) => {
-            let reason = crate::uplink::full(&error);
+            let reason = full(&error);
             tracing::warn!(%reason, "no kernel programs; processes are polled from procfs");
             (None, None, reason)
         }

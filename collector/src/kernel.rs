@@ -8,6 +8,7 @@
 //! an interrupt for each record. So after a drain that found something, drain again [`LOOK_AGAIN`] later, whatever
 //! [`KernelSource::poll_fd`] says; after one that found nothing, the next record makes it readable.
 
+mod apart;
 mod attach;
 mod btf;
 mod canary;
@@ -23,19 +24,21 @@ mod udp;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aya::maps::MapData;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub use activity_ebpf_abi::records::{FlowDirection, FlowPhase, exec_flags, missing};
 pub use activity_ebpf_abi::{ABI_VERSION, LossReason, RecordKind, WAKEUP_INTERVAL_MS};
+pub use apart::Helper;
 pub use attach::AttachError;
 pub use canary::CanarySeen;
 pub use loss::KernelLoss;
@@ -54,7 +57,7 @@ use sys::{ByteMap, PerCpu};
 pub const LOOK_AGAIN: Duration = Duration::from_millis(2 * WAKEUP_INTERVAL_MS as u64);
 
 /// Where programs are attached and how much memory their rings may take.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct KernelConfig {
     /// A directory on a bpffs, one for each spool; `None` ties the programs to this process.
     pub pin_dir: Option<PathBuf>,
@@ -67,7 +70,7 @@ pub struct KernelConfig {
 }
 
 /// Bytes of each ring; rounded down to a power of two of pages when used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RingSizes {
     pub vital: u32,
     pub process: u32,
@@ -162,7 +165,7 @@ impl RingId {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Support {
     Supported,
     /// Some values or some cases are missing; the reason says which.
@@ -170,33 +173,53 @@ pub enum Support {
     Unsupported(String),
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassSupport {
+    #[serde(with = "kind_as_number")]
     pub kind: RecordKind,
     pub support: Support,
     /// Probes that are attached.
-    pub probes: Vec<&'static str>,
+    pub probes: Vec<Cow<'static, str>>,
 }
 
 /// Programs of another build that were running, and were detached once the new ones ran.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplacedSet {
     pub name: String,
     /// What its rings held unread; it is gone.
     pub unread_bytes: u64,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachReport {
     pub classes: Vec<ClassSupport>,
     /// At least one program was running already.
     pub reused_pins: bool,
+    /// Every program goes on when the collector ends.
+    pub pinned: bool,
+    /// Why pins that were wanted could not be had.
+    pub not_pinned: Option<String>,
     pub btf: bool,
     /// Kernel memory of all maps, rings included.
     pub map_bytes: u64,
     /// Which hierarchy `cgroup_id` is from: `v2`, `v1 pids`, `v1 memory` or `unknown`.
-    pub cgroup_hierarchy: &'static str,
+    pub cgroup_hierarchy: Cow<'static, str>,
     pub replaced: Vec<ReplacedSet>,
+}
+
+mod kind_as_number {
+    use super::RecordKind;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+    pub(super) fn serialize<S: Serializer>(kind: &RecordKind, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(*kind as u8)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<RecordKind, D::Error> {
+        let number = u8::deserialize(deserializer)?;
+        RecordKind::from_u8(number).ok_or_else(|| D::Error::custom("not a kind of record"))
+    }
 }
 
 #[derive(Debug, Error)]
@@ -228,7 +251,15 @@ impl KernelSource {
     /// Loads and attaches what this kernel allows, or joins what is pinned. Degrades class by class; fails only when
     /// nothing can be attached at all.
     pub fn attach(config: &KernelConfig) -> Result<(Self, AttachReport), AttachError> {
-        let attached = attach::attach(config)?;
+        Self::of(attach::attach(config)?, config)
+    }
+
+    /// As [`Self::attach`], by a process apart, so that this one needs no privilege.
+    pub fn attach_by(helper: Helper, config: &KernelConfig) -> Result<(Self, AttachReport), AttachError> {
+        Self::of(helper.attach(config)?, config)
+    }
+
+    fn of(attached: attach::Attached, config: &KernelConfig) -> Result<(Self, AttachReport), AttachError> {
         let report = attached.report.clone();
         let open = |ring: RingId| {
             let map = map(&attached.maps, ring.map());
@@ -401,10 +432,9 @@ impl KernelSource {
     /// Stops the programs and removes every pin: the graceful end. Dropping the source leaves what is pinned running.
     pub fn detach(self) {
         if let Some(set) = &self.attached.set {
-            attach::remove_set(set);
+            attach::remove_set(&set.path());
         }
-        drop(self.attached.links);
-        drop(self.attached.programs);
+        drop(self.attached.keeper);
     }
 
     fn forget_ignored(&self) {
@@ -427,12 +457,12 @@ impl KernelSource {
     }
 }
 
-fn map<'a>(maps: &'a BTreeMap<&'static str, MapData>, name: &'static str) -> BorrowedFd<'a> {
+fn map<'a>(maps: &'a BTreeMap<&'static str, OwnedFd>, name: &'static str) -> BorrowedFd<'a> {
     // `attach` fails unless every name in probes::MAPS is there.
-    maps.get(name).map(|map| map.fd().as_fd()).expect("every listed map is taken at attach")
+    maps.get(name).map(OwnedFd::as_fd).expect("every listed map is taken at attach")
 }
 
-fn loss_maps<'a>(maps: &'a BTreeMap<&'static str, MapData>) -> LossMaps<'a> {
+fn loss_maps<'a>(maps: &'a BTreeMap<&'static str, OwnedFd>) -> LossMaps<'a> {
     LossMaps {
         losses: map(maps, "losses"),
         reported: map(maps, "losses_reported"),

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use activity_collector::config::Config;
-use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll};
+use activity_collector::privilege::Owner;
+use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll, read_certificates};
 use activity_collector::{daemon, identity};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -82,6 +83,11 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 std::fs::read_to_string(&token_file)
                     .with_context(|| format!("cannot read {}", token_file.display()))?
             };
+            let ca = read_certificates(&ca)?;
+            // The files belong to whoever will run on them.
+            let owner = Owner::of(&config.state_dir)
+                .with_context(|| format!("cannot make {}", config.state_dir.display()))?;
+            owner.become_it()?;
             let host = config.host_id.clone().unwrap_or_else(identity::default_host_id);
             let applicant = Applicant {
                 collector_id: daemon::collector_id(&config, &host).parse()?,
@@ -97,7 +103,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 &dir,
                 &gateway,
                 server_name.as_deref(),
-                &ca,
+                ca,
                 token.trim(),
                 &applicant,
             ))?;

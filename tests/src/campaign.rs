@@ -6,6 +6,7 @@ mod exec;
 mod fuzz;
 mod latency;
 mod overload;
+mod privilege;
 mod restart;
 mod storm;
 mod tamper;
@@ -16,6 +17,7 @@ pub use exec::{exec_truth, reparented_truth};
 pub use fuzz::fuzz;
 pub use latency::one_event_then_silence;
 pub use overload::overload;
+pub use privilege::{Privileges, least_privilege};
 pub use restart::{restart_truth, stopped_and_started_truth};
 pub use storm::start_in_storm;
 pub use tamper::tamper;
@@ -67,7 +69,15 @@ fn lab_with(arenas: &[&Arena]) -> anyhow::Result<Lab> {
 
 /// The same before its collector is started; `config` is more of the collector's configuration.
 fn enrolled_lab(arenas: &[&Arena], config: &str) -> anyhow::Result<Lab> {
+    enrolled_lab_of(arenas, config, None)
+}
+
+/// The same with a collector that runs as a user of its own.
+fn enrolled_lab_of(arenas: &[&Arena], config: &str, uid: Option<u32>) -> anyhow::Result<Lab> {
     let mut lab = Lab::new(None)?;
+    if let Some(uid) = uid {
+        lab.give_collector_to(uid)?;
+    }
     lab.collector_config = arenas.iter().fold(config.to_owned(), |config, arena| config + &arena.sandbox());
     lab.init_gateway()?;
     lab.enrol()?;

@@ -73,7 +73,7 @@ impl Lab {
     }
 
     pub fn agent_socket(&self) -> PathBuf {
-        self.path("agent.sock")
+        self.path("agent/agent.sock")
     }
 
     pub fn operator(&self) -> String {
@@ -123,6 +123,15 @@ impl Lab {
             .arg(self.path("token")))?;
         std::fs::remove_file(self.path("token"))?;
         Ok(())
+    }
+
+    /// Has the collector run as another user: the owner of its state folder.
+    pub fn give_collector_to(&self, uid: u32) -> anyhow::Result<()> {
+        use std::os::unix::fs::{PermissionsExt as _, chown};
+        let state = self.path("collector");
+        std::fs::create_dir_all(&state)?;
+        std::fs::set_permissions(&self.dir, std::fs::Permissions::from_mode(0o711))?;
+        chown(&state, Some(uid), Some(uid)).with_context(|| format!("cannot give {} away", state.display()))
     }
 
     fn write_collector_config(&self) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
 //! A collector's side of the uplink by hand: enrolled as any other, it sends what no collector would.
 
 use activity_collector::uplink::client::{Client, ClientError, Endpoint};
-use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll};
+use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll, read_certificates};
 use activity_schema::api::BatchesAnswer;
 use activity_schema::batch::{self, BATCH_VERSION, ClockState, Leaf};
 use activity_schema::ids::{CollectorId, Epoch, HostId};
@@ -39,7 +39,8 @@ impl Peer {
         let token = Operator::of(lab).token(name).await?;
         let dir = IdentityDir::new(&lab.path(name));
         let url = lab.collector_url();
-        enroll(&dir, &url, None, &lab.path("gateway/pki/ca.pem"), &token, &applicant).await?;
+        let ca = read_certificates(&lab.path("gateway/pki/ca.pem"))?;
+        enroll(&dir, &url, None, ca, &token, &applicant).await?;
         let client = Client::connect(&Endpoint::parse(&url, None)?, dir.tls()?).await?;
         let Applicant { collector_id: collector, host, epoch, .. } = applicant;
         let (next_sequence, batch_number, previous) = (1, 1, Hash::default());

@@ -100,3 +100,29 @@ fn field_case_24_one_event_then_silence_is_visible_within_a_second() {
         assert!(after < Duration::from_secs(1), "visible after {after:?}");
     }
 }
+
+/// The collector records as another user than root, without capabilities and under a filter of system calls, and
+/// nothing privileged is left beside it.
+#[test]
+fn least_privilege_after_attach() {
+    if let Some(found) = here(|| campaign::least_privilege(61_234, 100)) {
+        equal(&found.truth);
+        assert!(found.truth.lost.is_empty(), "{:?}", found.truth.lost);
+        assert!(found.threads.len() >= 3, "recorder, syncer, network: {:?}", found.threads);
+        for thread in &found.threads {
+            for (field, value) in [
+                ("Uid", "61234 61234 61234 61234"),
+                ("Groups", ""),
+                ("CapPrm", "0000000000000000"),
+                ("CapEff", "0000000000000000"),
+                ("CapBnd", "0000000000000000"),
+                ("NoNewPrivs", "1"),
+                ("Seccomp", "2"),
+            ] {
+                assert_eq!(thread.get(field).map(String::as_str), Some(value), "{field} of {thread:?}");
+            }
+        }
+        assert_eq!(found.children, "", "the process that attached the programs is gone");
+        assert_eq!(found.pins_after_stop, 0, "a graceful end removes its pins");
+    }
+}

@@ -1,5 +1,6 @@
 //! The collector's word about itself: start, configuration, heartbeat, clock, probes, stop.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use activity_schema::coverage::EventClass;
@@ -18,7 +19,7 @@ pub struct ClassPlan {
     pub class: EventClass,
     pub source: &'static str,
     pub support: Support,
-    pub probes: Vec<&'static str>,
+    pub probes: Vec<Cow<'static, str>>,
 }
 
 /// What this run watches, and why not the rest.
@@ -78,7 +79,7 @@ fn plan_class(
 /// The worst of the kinds that make up a class.
 fn from_kernel(class: EventClass, report: &AttachReport, kinds: &[RecordKind]) -> ClassPlan {
     let parts: Vec<_> = report.classes.iter().filter(|c| kinds.contains(&c.kind)).collect();
-    let probes = parts.iter().flat_map(|c| c.probes.iter().copied()).collect();
+    let probes = parts.iter().flat_map(|c| c.probes.iter().cloned()).collect();
     let lost: Vec<String> = parts
         .iter()
         .filter_map(|c| match &c.support {
@@ -127,7 +128,10 @@ pub fn config<D: Disk>(
             let mut probes = plan.probes.clone();
             probes.sort_unstable();
             probes.dedup();
-            entry.set("probes", probes);
+            entry.set(
+                "probes",
+                Value::List(probes.into_iter().map(|p| Value::from(p.into_owned())).collect()),
+            );
             Value::Object(entry)
         })
         .collect();

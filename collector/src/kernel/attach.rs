@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use activity_ebpf_abi::offsets::{ABSENT, Offsets};
@@ -22,7 +22,7 @@ use super::loss::Running;
 use super::probes::{CLASSES, Class, Hook, MAPS, Probe};
 use super::{AttachReport, ClassSupport, KernelConfig, ReplacedSet, Support, object, offsets, ring, sys};
 
-const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
+pub(super) const BTF_PATH: &str = "/sys/kernel/btf/vmlinux";
 const TRACEFS_PATH: &str = "/sys/kernel/tracing";
 
 #[derive(Debug, Error)]
@@ -45,24 +45,62 @@ pub enum AttachError {
     Poll(#[source] io::Error),
     #[error("no program can be attached on this kernel: {0}")]
     Nothing(String),
+    /// What the process apart said.
+    #[error("{0}")]
+    Apart(String),
 }
 
 /// What a source keeps while it is attached.
 pub(super) struct Attached {
-    pub(super) maps: BTreeMap<&'static str, MapData>,
-    /// Holds the links that are not pinned.
-    pub(super) programs: Ebpf,
-    /// Holds descriptors of the pinned ones.
-    pub(super) links: Vec<PinnedLink>,
+    pub(super) maps: BTreeMap<&'static str, OwnedFd>,
     pub(super) running: Vec<Running>,
-    pub(super) set: Option<PathBuf>,
+    pub(super) set: Option<Set>,
     pub(super) report: AttachReport,
+    pub(super) keeper: Keeper,
 }
 
+/// What holds the programs that are not pinned: they end with it.
+pub(super) enum Keeper {
+    None,
+    Here { _programs: Box<Ebpf>, _links: Vec<PinnedLink> },
+    Apart { _helper: super::apart::Helper },
+}
+
+/// A set of pins, reached through a descriptor of the folder that it is in: the way to that folder may be closed to
+/// who removes the set.
+pub(super) struct Set {
+    pub(super) folder: OwnedFd,
+    pub(super) name: String,
+}
+
+impl Set {
+    pub(super) fn folder_path(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/self/fd/{}", self.folder.as_raw_fd()))
+    }
+
+    pub(super) fn path(&self) -> PathBuf {
+        self.folder_path().join(&self.name)
+    }
+}
+
+/// Where pins are wanted and cannot be had, attaches without.
 pub(super) fn attach(config: &KernelConfig) -> Result<Attached, AttachError> {
+    let unpinned = KernelConfig { pin_dir: None, ..config.clone() };
+    match attach_as(config) {
+        Err(error) if config.pin_dir.is_some() => {
+            let mut attached = attach_as(&unpinned)?;
+            attached.report.not_pinned = Some(crate::uplink::full(&error));
+            Ok(attached)
+        }
+        other => other,
+    }
+}
+
+fn attach_as(config: &KernelConfig) -> Result<Attached, AttachError> {
     // Kernels before 5.11 charge maps to this limit; where it cannot be raised, loading says so.
     let _ = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY);
     let set = config.pin_dir.as_deref().map(prepare_set).transpose()?;
+    let set_path = set.as_ref().map(Set::path);
     let btf = fs::read(BTF_PATH).ok().and_then(|bytes| Btf::parse(bytes, &offsets::wanted()).ok());
     let mut table = btf.as_ref().map_or(Offsets::ABSENT, offsets::resolve);
     let cgroup = File::open(&config.cgroup_root).ok();
@@ -70,45 +108,56 @@ pub(super) fn attach(config: &KernelConfig) -> Result<Attached, AttachError> {
         statfs(&config.cgroup_root).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC);
     let cgroup_hierarchy = if unified { "v2" } else { use_v1(&mut table, btf.as_ref()) };
 
-    let mut programs = load(config, &table, set.as_deref())?;
+    let mut programs = load(config, &table, set_path.as_deref())?;
     let maps = take_maps(&mut programs)?;
     let mut attacher = Attacher {
         programs: &mut programs,
-        set: set.as_deref(),
+        set: set_path.as_deref(),
         cgroup: cgroup.filter(|_| unified),
         links: Vec::new(),
         running: Vec::new(),
         reused: 0,
+        unpinned: 0,
         slot: 0,
     };
     let mut classes = Vec::new();
     for class in CLASSES {
         let (support, probes) = attacher.class(class, &table, btf.is_some());
         for &kind in class.kinds {
-            classes.push(ClassSupport { kind, support: support.clone(), probes: probes.clone() });
+            classes.push(ClassSupport {
+                kind,
+                support: support.clone(),
+                probes: probes.iter().map(|p| (*p).into()).collect(),
+            });
         }
     }
     let (links, running, reused) = (attacher.links, attacher.running, attacher.reused);
+    let pinned = set.is_some() && attacher.unpinned == 0;
     if classes.iter().all(|class| matches!(class.support, Support::Unsupported(_))) {
-        if let Some(set) = &set {
+        if let Some(set) = &set_path {
             remove_set(set);
         }
         return Err(AttachError::Nothing(first_reason(&classes)));
     }
-    let replaced = match (&config.pin_dir, &set) {
-        (Some(directory), Some(set)) => replace_other_sets(directory, set),
-        _ => Vec::new(),
-    };
-    let map_bytes = maps.values().map(|map| sys::memory_bytes(map.fd().as_fd())).sum();
+    let replaced = set.as_ref().map(replace_other_sets).unwrap_or_default();
+    // Not before: programs that are loaded name their maps by these very descriptors.
+    let maps = maps
+        .into_iter()
+        .map(|(name, map)| Ok((name, map.fd().as_fd().try_clone_to_owned().map_err(AttachError::Poll)?)))
+        .collect::<Result<BTreeMap<_, _>, AttachError>>()?;
+    let map_bytes = maps.values().map(|map| sys::memory_bytes(map.as_fd())).sum();
     let report = AttachReport {
         classes,
         reused_pins: reused > 0,
+        pinned,
+        not_pinned: None,
         btf: btf.is_some(),
         map_bytes,
-        cgroup_hierarchy,
+        cgroup_hierarchy: cgroup_hierarchy.into(),
         replaced,
     };
-    Ok(Attached { maps, programs, links, running, set, report })
+    let keeper = Keeper::Here { _programs: Box::new(programs), _links: links };
+    Ok(Attached { maps, running, set, report, keeper })
 }
 
 fn first_reason(classes: &[ClassSupport]) -> String {
@@ -132,16 +181,18 @@ fn use_v1(table: &mut Offsets, btf: Option<&Btf>) -> &'static str {
     "unknown"
 }
 
-fn prepare_set(directory: &Path) -> Result<PathBuf, AttachError> {
-    let set = directory.join(format!("abi{ABI_VERSION}-{}", object::short_digest()));
+fn prepare_set(directory: &Path) -> Result<Set, AttachError> {
     fs::create_dir_all(directory)
         .map_err(|source| AttachError::PinDirectory { path: directory.to_owned(), source })?;
     // Asked before the set is made, so that nothing is left behind elsewhere.
     if !statfs(directory).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC) {
         return Err(AttachError::NotBpffs { path: directory.to_owned() });
     }
-    fs::create_dir_all(&set).map_err(|source| AttachError::PinDirectory { path: set.clone(), source })?;
-    Ok(set)
+    let name = format!("abi{ABI_VERSION}-{}", object::short_digest());
+    let failed = |source| AttachError::PinDirectory { path: directory.join(&name), source };
+    fs::create_dir_all(directory.join(&name)).map_err(failed)?;
+    let folder = File::open(directory).map_err(failed)?.into();
+    Ok(Set { folder, name })
 }
 
 fn load(config: &KernelConfig, table: &Offsets, set: Option<&Path>) -> Result<Ebpf, AttachError> {
@@ -205,6 +256,7 @@ struct Attacher<'a> {
     links: Vec<PinnedLink>,
     running: Vec<Running>,
     reused: usize,
+    unpinned: usize,
     /// Number of the next probe.
     slot: u32,
 }
@@ -238,6 +290,7 @@ impl Attacher<'_> {
                         program,
                     }));
                     attached.push(probe.name);
+                    self.unpinned += usize::from(!pinned);
                     if self.set.is_some() && !pinned {
                         degraded.push(format!("{} cannot be pinned: a restart leaves a gap", probe.name));
                     }
@@ -368,13 +421,13 @@ fn describe(error: &dyn std::error::Error) -> String {
 }
 
 /// Unpins the sets of other builds once this one is attached, so that no interval is without programs.
-fn replace_other_sets(directory: &Path, current: &Path) -> Vec<ReplacedSet> {
-    let Ok(entries) = fs::read_dir(directory) else { return Vec::new() };
+fn replace_other_sets(current: &Set) -> Vec<ReplacedSet> {
+    let Ok(entries) = fs::read_dir(current.folder_path()) else { return Vec::new() };
     let mut replaced = Vec::new();
     for entry in entries.flatten() {
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
-        if path == current || !name.starts_with("abi") {
+        if name == current.name || !name.starts_with("abi") {
             continue;
         }
         let unread_bytes = ["map_ring_vital", "map_ring_process", "map_ring_flow", "map_ring_file"]

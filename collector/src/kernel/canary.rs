@@ -84,10 +84,10 @@ impl Canaries {
 }
 
 extern "C" fn child(_argument: *mut c_void) -> c_int {
-    // SAFETY: system calls only. The path is empty, so the exec fails with ENOENT; the memory is shared with
-    // the parent, which waits until we are gone.
+    // SAFETY: system calls only. There is no path at address 0, so the exec fails with EFAULT; the memory is shared
+    // with the parent, which waits until we are gone.
     unsafe {
-        libc::syscall(libc::SYS_execve, c"".as_ptr(), 0usize, 0usize);
+        libc::syscall(libc::SYS_execve, 0usize, 0usize, 0usize);
         libc::syscall(libc::SYS_exit_group, 0usize);
     }
     0

@@ -119,11 +119,11 @@ pub async fn enroll(
     dir: &IdentityDir,
     url: &str,
     server_name: Option<&str>,
-    ca_file: &Path,
+    ca: Vec<CertificateDer<'static>>,
     token: &str,
     applicant: &Applicant,
 ) -> Result<Identity, IdentityError> {
-    let tls = client_tls(read_certificates(ca_file)?, None)?;
+    let tls = client_tls(ca, None)?;
     let client = Client::connect(&Endpoint::parse(url, server_name)?, tls).await?;
     let (csr_pem, key_pem) = certificate_request()?;
     let request = EnrollRequest {
@@ -194,7 +194,8 @@ fn client_tls(
     Ok(Arc::new(config))
 }
 
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+/// The certificates of a PEM file.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let malformed = |message: String| IdentityError::Malformed { path: path.to_owned(), message };
     let all: Result<Vec<_>, _> =
         CertificateDer::pem_file_iter(path).map_err(|e| malformed(e.to_string()))?.collect();

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use activity_collector::uplink::client::{Client, ClientError, Endpoint};
-use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll};
+use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll, read_certificates};
 use activity_schema::api::BatchResult;
 use activity_schema::keys::{PublicKey, Signer};
 use activity_schema::receipt::Receipt;
@@ -81,9 +81,9 @@ impl Fleet {
                 signing_key: identity.signer.public(),
                 epoch: identity.epoch.clone(),
             };
-            let ca = lab.path("gateway/pki/ca.pem");
+            let ca = read_certificates(&lab.path("gateway/pki/ca.pem"))?;
             let url = lab.collector_url();
-            gateway_key = Some(enroll(&dir, &url, None, &ca, &token, &applicant).await?.gateway_key);
+            gateway_key = Some(enroll(&dir, &url, None, ca, &token, &applicant).await?.gateway_key);
             let client = Client::connect(&Endpoint::parse(&url, None)?, dir.tls()?).await?;
             let host = Host::new(identity, n as u64 + 1, pace.from, pace.per_second, pace.batch_age_ns_max);
             members.push(Member { client, host, lanes: Default::default() });

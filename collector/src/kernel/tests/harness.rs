@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use crate::kernel::attach::{AttachError, BTF_PATH};
 use crate::kernel::{
     Common, ExecutableClass, ExitRecord, FlowRecord, ForkRecord, KernelConfig, KernelSource, Record, RingId,
     RingPosition, RingSizes,
@@ -136,10 +137,11 @@ pub(super) fn attach(config: &KernelConfig) -> Option<KernelSource> {
     }
     match KernelSource::attach(config) {
         Ok((source, _)) => Some(source),
-        Err(error) => {
+        Err(error) if matches!(error, AttachError::NotPrivileged(_)) || !Path::new(BTF_PATH).exists() => {
             eprintln!("skipped: {error}");
             None
         }
+        Err(error) => panic!("{}", crate::uplink::full(&error)),
     }
 }
 
