@@ -1,10 +1,11 @@
 //! The sandbox's Unix socket: declared events and scopes, from peers that the kernel names.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use activity_schema::submission::{ErrorAnswer, EventsAnswer, ScopeAnswer, ScopeRequest};
@@ -16,12 +17,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
 /// Largest request body, bytes.
 const BODY_BYTES_MAX: usize = 256 * 1024;
-/// Connections at once; more wait in the listen queue.
-const CONNECTIONS_MAX: usize = 64;
+/// Connections at once. Who comes beyond that is told to come back, and it is accounted for.
+const CONNECTIONS_MAX: usize = 128;
+/// Of these for one uid, so that none can shut the others out.
+const CONNECTIONS_PER_UID_MAX: usize = 64;
 /// A peer has this long to send its request's head.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,8 +52,20 @@ pub enum Answer<T> {
 /// Requests to the recorder.
 #[derive(Debug)]
 pub enum AgentRequest {
-    Events { peer: Peer, body: Bytes, reply: oneshot::Sender<Answer<EventsAnswer>> },
-    Scope { peer: Peer, request: ScopeRequest, reply: oneshot::Sender<Answer<Option<ScopeAnswer>>> },
+    Events {
+        peer: Peer,
+        body: Bytes,
+        reply: oneshot::Sender<Answer<EventsAnswer>>,
+    },
+    Scope {
+        peer: Peer,
+        request: ScopeRequest,
+        reply: oneshot::Sender<Answer<Option<ScopeAnswer>>>,
+    },
+    /// There was no room for its connection.
+    TurnedAway {
+        peer: Peer,
+    },
 }
 
 /// Where requests go; `false` when the recorder has no room now.
@@ -58,30 +73,85 @@ pub trait RequestSink: Clone + Send + Sync + 'static {
     fn send(&self, request: AgentRequest) -> bool;
 }
 
-/// Binds the socket. A stale one of a collector that died is replaced; any other file is left alone.
-pub fn bind(path: &Path) -> io::Result<UnixListener> {
-    if let Some(dir) = path.parent() {
-        std::fs::create_dir_all(dir)?;
+/// The socket's place in the file system: whether agents can still find it there.
+pub struct Listening {
+    path: PathBuf,
+    /// Device and inode of what was bound.
+    bound: Mutex<Option<(u64, u64)>>,
+    again: Notify,
+}
+
+impl Listening {
+    #[must_use]
+    pub fn at(path: &Path) -> Arc<Self> {
+        Arc::new(Listening { path: path.to_owned(), bound: Mutex::new(None), again: Notify::new() })
     }
-    match std::fs::symlink_metadata(path) {
-        Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)?,
-        Ok(_) => {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "a file that is no socket is there"));
+
+    /// Whether the path leads to the socket that is served.
+    pub fn is_reachable(&self) -> bool {
+        let bound = self.bound.lock().map_or(None, |bound| *bound);
+        bound.is_some() && bound == inode(&self.path)
+    }
+
+    /// Has the socket bound once more, since it was removed or replaced.
+    pub fn bind_again(&self) {
+        self.again.notify_one();
+    }
+
+    /// Binds the socket. A stale one of a collector that died is replaced; any other file is left alone.
+    pub fn bind(&self) -> io::Result<UnixListener> {
+        let path = &self.path;
+        match std::fs::symlink_metadata(path) {
+            Ok(found) if found.file_type().is_socket() => std::fs::remove_file(path)?,
+            Ok(_) => {
+                return Err(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "a file that is no socket is there",
+                ));
+            }
+            Err(_) => {}
         }
-        Err(_) => {}
+        let listener = UnixListener::bind(path)?;
+        // Anyone in the sandbox may declare; what they may say is decided by who they are.
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
+        if let Ok(mut bound) = self.bound.lock() {
+            *bound = inode(path);
+        }
+        Ok(listener)
     }
-    let listener = UnixListener::bind(path)?;
-    // Anyone in the sandbox may declare; what they may say is decided by who they are.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o666))?;
-    Ok(listener)
+
+    /// Removes the socket, if it is still ours.
+    pub fn remove(&self) {
+        if self.is_reachable() {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn inode(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 /// Serves until the task is dropped.
-pub async fn serve(listener: UnixListener, uids: Arc<[u32]>, sink: impl RequestSink) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+pub async fn serve(
+    mut listener: UnixListener,
+    listening: Arc<Listening>,
+    uids: Arc<[u32]>,
+    sink: impl RequestSink,
+) {
+    let places = Arc::new(Places::default());
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = listening.again.notified() => {
+                match listening.bind() {
+                    Ok(new) => listener = new,
+                    Err(error) => tracing::warn!(%error, "the agent socket cannot be bound again"),
+                }
+                continue;
+            }
+        };
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::warn!(%error, "the agent socket cannot accept");
@@ -93,6 +163,11 @@ pub async fn serve(listener: UnixListener, uids: Arc<[u32]>, sink: impl RequestS
         if !uids.is_empty() && peer.uid != 0 && !uids.contains(&peer.uid) {
             continue;
         }
+        let Some(place) = Places::take(&places, peer.uid) else {
+            let _ = stream.try_write(TURNED_AWAY);
+            sink.send(AgentRequest::TurnedAway { peer });
+            continue;
+        };
         let sink = sink.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request| handle(request, peer, sink.clone()));
@@ -106,6 +181,47 @@ pub async fn serve(listener: UnixListener, uids: Arc<[u32]>, sink: impl RequestS
             }
             drop(place);
         });
+    }
+}
+
+/// The answer to a connection that has no place.
+const TURNED_AWAY: &[u8] =
+    b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+
+/// Connections of each uid.
+#[derive(Default)]
+struct Places(Mutex<HashMap<u32, usize>>);
+
+struct Place {
+    places: Arc<Places>,
+    uid: u32,
+}
+
+impl Places {
+    fn take(this: &Arc<Self>, uid: u32) -> Option<Place> {
+        let mut taken = this.0.lock().ok()?;
+        if taken.values().sum::<usize>() >= CONNECTIONS_MAX {
+            return None;
+        }
+        let own = taken.entry(uid).or_default();
+        if *own >= CONNECTIONS_PER_UID_MAX {
+            return None;
+        }
+        *own += 1;
+        drop(taken);
+        Some(Place { places: this.clone(), uid })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let Ok(mut taken) = self.places.0.lock() else { return };
+        if let Some(own) = taken.get_mut(&self.uid) {
+            *own -= 1;
+            if *own == 0 {
+                taken.remove(&self.uid);
+            }
+        }
     }
 }
 
@@ -193,4 +309,48 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_uid_shuts_the_others_out_and_places_come_back() {
+        let places = Arc::new(Places::default());
+        let mut held: Vec<_> =
+            (0..CONNECTIONS_PER_UID_MAX).map(|_| Places::take(&places, 7).unwrap()).collect();
+        assert!(Places::take(&places, 7).is_none());
+        let other = Places::take(&places, 8).unwrap();
+        held.pop();
+        held.push(Places::take(&places, 7).unwrap());
+        drop(other);
+        let more = CONNECTIONS_MAX - held.len();
+        held.extend((0..more).map(|_| Places::take(&places, 9).unwrap()));
+        assert!(Places::take(&places, 10).is_none(), "all together are bounded");
+        drop(held);
+        assert!(places.0.lock().unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_was_removed_or_replaced_is_not_reachable() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("agent.sock");
+        let listening = Listening::at(&path);
+        assert!(!listening.is_reachable());
+        let _first = listening.bind().unwrap();
+        assert!(listening.is_reachable());
+        let _other = {
+            std::fs::remove_file(&path).unwrap();
+            assert!(!listening.is_reachable(), "removed");
+            std::os::unix::net::UnixListener::bind(&path).unwrap()
+        };
+        assert!(!listening.is_reachable(), "replaced");
+        let _second = listening.bind().unwrap();
+        assert!(listening.is_reachable());
+        listening.remove();
+        std::fs::write(&path, "text").unwrap();
+        assert!(listening.bind().is_err(), "no socket: left alone");
+        assert_eq!(std::fs::read(&path).unwrap(), b"text");
+    }
 }

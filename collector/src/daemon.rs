@@ -2,24 +2,25 @@
 //! the list of its sealed batches.
 
 pub mod agent;
+mod hearing;
+mod network;
 mod rings;
 mod syncer;
 pub mod telemetry;
 
-use std::collections::BTreeMap;
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use activity_schema::Timestamp;
 use activity_schema::coverage::LossReason;
 use activity_schema::ids::{CollectorId, Epoch, HostId, TenantId};
-use activity_schema::{Class, Timestamp};
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::agent_socket::{self, AgentRequest, RequestSink};
+use crate::agent_socket::{AgentRequest, Listening, RequestSink};
 use crate::clock::{ClockReading, STEP_NS};
 use crate::config::Config;
 use crate::identity::{self, ProcessIds};
@@ -35,14 +36,14 @@ use crate::resource::ResourceSource;
 use crate::sandbox::{Instance, Sandboxes, cgroup2_root};
 use crate::scope::ScopeTable;
 use crate::spool::{
-    Damage, EpochIdentity, Loss, LossKey, OsDisk, Recovery, RingCursor, Sealed, Spool, SpoolLimits,
-    SpoolState,
+    Damage, EpochIdentity, Loss, OsDisk, Recovery, RingCursor, Spool, SpoolLimits, SpoolState,
 };
 use crate::uplink::identity::{Identity, IdentityDir};
-use crate::uplink::{EpochFeed, FromUplink, ToUplink, Uplink, full};
+use crate::uplink::{FromUplink, full};
+use hearing::{Deaf, Hearing};
+use network::Network;
 use rings::Rings;
 use syncer::Syncer;
-use telemetry::ClassPlan;
 
 /// Records of one drain pass: with at most two lines each they fit one frame, so that frame and cursor are one write.
 const PASS_RECORDS_MAX: usize = 120;
@@ -52,12 +53,16 @@ const PASSES_MAX: usize = 64;
 const MESSAGES_MAX: usize = 256;
 /// Messages waiting; agents beyond that are told to come back.
 const QUEUE_MAX: usize = 1024;
-/// How long a stop waits for acknowledgements.
-const LINGER: Duration = Duration::from_secs(3);
 /// UDP flows without a packet for this long are closed, nanoseconds.
 const UDP_IDLE_NS: u64 = 30_000_000_000;
 /// Polling of procfs where there is no eBPF.
 const POLL_INTERVAL_NS: u64 = 100_000_000;
+
+/// What only agents say.
+const DECLARED: &[&[&str]] =
+    &[&["session.started", "session.ended"], &["agent.tool.invoked", "agent.tool.completed"]];
+/// What goes by while no collector runs, whatever the kernel programs do.
+const UNHEARD: &[&[&str]] = &[DECLARED[0], DECLARED[1], &["runtime.resource.sample"]];
 
 /// To the recording thread.
 enum Message {
@@ -119,7 +124,7 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let mailbox = Mailbox { sender, wake: wake.clone() };
     let network = Network::start(config, enrolment, identity_dir, &daemon, mailbox)?;
     let syncer = Syncer::start(network.told_of_sealed())?;
-    daemon.announce(network.socket_open);
+    daemon.announce(network.listening.clone());
     daemon.work(&mailbox_out, &wake, &syncer);
     daemon.stop(&syncer);
     syncer.finish();
@@ -209,6 +214,9 @@ struct Daemon {
     resources: Vec<(Arc<Instance>, ResourceSource)>,
     cgroup_root: PathBuf,
     boot_id: String,
+    hearing: Option<Hearing>,
+    /// Sandboxes that have no cgroup yet.
+    absent: Vec<Arc<Instance>>,
     quota: agent::Quota,
     scope_log: agent::ScopeLog,
     rejected: u64,
@@ -278,10 +286,6 @@ impl Daemon {
             cgroup: s.cgroup.clone(),
         });
         let sandboxes = Sandboxes::new(cgroup_root.clone(), own, others.collect());
-        for absent in sandboxes.all().iter().filter(|i| !sandboxes.path_of(i).is_dir()) {
-            let path = sandboxes.path_of(absent);
-            tracing::warn!(instance = absent.instance_id, path = %path.display(), "the sandbox has no cgroup yet");
-        }
         let resources =
             sandboxes.all().iter().map(|i| (i.clone(), ResourceSource::new(&cgroup_root, i))).collect();
         let (scope_log, kept) = agent::ScopeLog::open(&config.state_dir.join("scopes.jsonl"), &boot_id)?;
@@ -318,6 +322,8 @@ impl Daemon {
             resources,
             cgroup_root,
             boot_id,
+            hearing: None,
+            absent: Vec::new(),
             quota: agent::Quota::new(clock.boot_ns),
             scope_log,
             rejected: 0,
@@ -332,7 +338,7 @@ impl Daemon {
     }
 
     /// Start or restart, what recovery found, what is watched.
-    fn announce(&mut self, socket_open: bool) {
+    fn announce(&mut self, listening: Option<Arc<Listening>>) {
         let own = self.observer.sandboxes.own().clone();
         let restarted = self.recovery.state == SpoolState::Intact;
         let wall = self.recorder.clock().wall;
@@ -343,19 +349,55 @@ impl Daemon {
         if let Some(since) = self.recovery.newest {
             self.lose_down_time(since, wall);
         }
-        let plans = self.plans(socket_open);
-        let digest = self.config.policy_digest().to_hex();
-        let instances = self.observer.sandboxes.all().to_vec();
-        let interval = self.config.heartbeat_interval_ms;
-        telemetry::config(&mut self.recorder, &instances, &plans, &digest, interval);
+        let now_ns = self.recorder.clock().boot_ns;
+        self.hearing = listening.map(|listening| Hearing::new(listening, now_ns, wall));
+        for (instance, _) in self.resources.clone() {
+            self.declare(&instance);
+        }
         self.seed(restarted);
         self.recorder.flush(None);
     }
 
-    fn plans(&self, socket_open: bool) -> Vec<ClassPlan> {
-        let resources =
-            self.resources.first().is_some_and(|(_, r)| r.clone().sample(&self.cgroup_root).is_some());
-        telemetry::plan(self.attach.as_ref(), &self.no_kernel, socket_open, resources)
+    /// Says how a sandbox is watched. One whose cgroup is not there may be another's by a mistake in its name: until it
+    /// is, nothing of it is vouched for.
+    fn declare(&mut self, instance: &Arc<Instance>) {
+        let source = self.resources.iter().find(|(i, _)| i == instance).map(|(_, source)| source.clone());
+        let sampled = source.is_some_and(|mut source| source.sample(&self.cgroup_root).is_some());
+        let mut plans =
+            telemetry::plan(self.attach.as_ref(), &self.no_kernel, self.hearing.is_some(), sampled);
+        if !self.observer.sandboxes.path_of(instance).is_dir() {
+            let reason = format!("the sandbox's cgroup {} does not exist", instance.cgroup);
+            tracing::warn!(instance = instance.instance_id, %reason);
+            telemetry::degrade(&mut plans, &reason);
+            self.absent.push(instance.clone());
+        }
+        let digest = self.config.policy_digest().to_hex();
+        let interval = self.config.heartbeat_interval_ms;
+        telemetry::config(&mut self.recorder, instance, &plans, &digest, interval);
+    }
+
+    /// Sandboxes whose cgroup has come are watched from now on.
+    fn look_for_absent(&mut self) {
+        for instance in std::mem::take(&mut self.absent) {
+            if self.observer.sandboxes.path_of(&instance).is_dir() {
+                self.declare(&instance);
+            } else {
+                self.absent.push(instance);
+            }
+        }
+    }
+
+    /// Nobody can have declared anything while the socket was not to be found, or this process did not run.
+    fn listen_well(&mut self) {
+        let clock = *self.recorder.clock();
+        let Some(hearing) = &mut self.hearing else { return };
+        let Some(Deaf { since, paused }) = hearing.deaf_since(clock.boot_ns, clock.wall) else { return };
+        for names in if paused { UNHEARD } else { DECLARED } {
+            let between = (since, clock.wall);
+            self.recorder.lose(Loss::of(LossReason::CollectorDown, "agent_socket", names, between));
+        }
+        let instances = self.observer.sandboxes.all().to_vec();
+        self.recorder.emit_losses(&instances);
     }
 
     /// Processes that ran before this run did. After a restart on pinned programs the rings tell of what was forked
@@ -379,33 +421,11 @@ impl Daemon {
     /// Nobody could declare anything while the collector was down, and nothing was sampled. Without pinned programs
     /// nothing was watched either.
     fn lose_down_time(&mut self, since: Timestamp, until: Timestamp) {
-        const UNHEARD: &[&[&str]] = &[
-            &["session.started", "session.ended"],
-            &["agent.tool.invoked", "agent.tool.completed"],
-            &["runtime.resource.sample"],
-        ];
         const UNSEEN: &[&[&str]] =
             &[&["process.exec", "process.exited"], &["network.flow.started", "network.flow.closed"]];
         let unseen = if self.watched { &[][..] } else { UNSEEN };
         for names in UNHEARD.iter().chain(unseen) {
-            self.recorder.lose(Loss {
-                event_id: uuid::Uuid::nil(),
-                key: LossKey {
-                    reason: LossReason::CollectorDown,
-                    class: None,
-                    instance: None,
-                    event_names: names.iter().map(|n| (*n).to_owned()).collect(),
-                    source: "collector".to_owned(),
-                    stream: None,
-                    cgroup: None,
-                },
-                count: 0,
-                exact: false,
-                first_time: since,
-                last_time: until,
-                sequences: None,
-                emitted_in: None,
-            });
+            self.recorder.lose(Loss::of(LossReason::CollectorDown, "collector", names, (since, until)));
         }
     }
 
@@ -415,29 +435,13 @@ impl Daemon {
         for (epoch, class, damage) in self.recovery.damage.clone() {
             let Damage { torn_bytes, corrupt_batches, broken } = damage;
             let stream = format!("{}/{epoch}/{class}", self.recorder.spool().identity().collector_id);
-            let loss = |count, exact, sequences, last_time| Loss {
-                event_id: uuid::Uuid::nil(),
-                key: LossKey {
-                    reason: LossReason::SpoolCorrupt,
-                    class: Some(class),
-                    instance: None,
-                    event_names: Vec::new(),
-                    source: "spool".to_owned(),
-                    stream: Some(stream.clone()),
-                    cgroup: None,
-                },
-                count,
-                exact,
-                first_time: newest,
-                last_time,
-                sequences,
-                emitted_in: None,
-            };
+            let loss = |until| Loss::of(LossReason::SpoolCorrupt, "spool", &[], (newest, until));
             for (first, last) in corrupt_batches {
-                self.recorder.lose(loss(last - first + 1, true, Some((first, last)), newest));
+                let loss = loss(newest).counted(last - first + 1, true);
+                self.recorder.lose(loss.of_stream(class, stream.clone(), Some((first, last))));
             }
             if torn_bytes > 0 || broken {
-                self.recorder.lose(loss(1, false, None, wall));
+                self.recorder.lose(loss(wall).counted(1, false).of_stream(class, stream, None));
             }
         }
     }
@@ -573,6 +577,8 @@ impl Daemon {
     }
 
     fn each_second(&mut self, now: u64) {
+        self.listen_well();
+        self.look_for_absent();
         if let Some(kernel) = &mut self.kernel {
             for flow in kernel.udp_flows(now, UDP_IDLE_NS) {
                 self.observer.udp(&mut self.recorder, &flow);
@@ -596,25 +602,8 @@ impl Daemon {
 
     /// A loss now, of a sandbox that is not known.
     fn lose_unplaced(&mut self, reason: LossReason, names: &[&str], source: &str, count: u64) {
-        let wall = self.recorder.clock().wall;
-        self.recorder.lose(Loss {
-            event_id: uuid::Uuid::nil(),
-            key: LossKey {
-                reason,
-                class: None,
-                instance: None,
-                event_names: names.iter().map(|n| (*n).to_owned()).collect(),
-                source: source.to_owned(),
-                stream: None,
-                cgroup: None,
-            },
-            count,
-            exact: false,
-            first_time: wall,
-            last_time: wall,
-            sequences: None,
-            emitted_in: None,
-        });
+        let now = self.recorder.clock().wall;
+        self.recorder.lose(Loss::of(reason, source, names, (now, now)).counted(count, false));
     }
 
     fn sample(&mut self) {
@@ -628,6 +617,7 @@ impl Daemon {
     }
 
     fn beat(&mut self, now: u64) {
+        self.listen_well();
         let own = self.observer.sandboxes.own().clone();
         if self.rejected > 0 {
             telemetry::rejected(&mut self.recorder, &own, std::mem::take(&mut self.rejected));
@@ -687,6 +677,7 @@ impl Daemon {
         let instances = self.observer.sandboxes.all().to_vec();
         self.recorder.emit_losses(&instances);
         let own = self.observer.sandboxes.own().clone();
+        self.listen_well();
         telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);
         telemetry::stopped(&mut self.recorder, &own, "signal");
         self.recorder.seal_all();
@@ -739,129 +730,4 @@ fn attach_kernel(
             (None, None, reason)
         }
     }
-}
-
-/// The talking thread.
-struct Network {
-    thread: Option<std::thread::JoinHandle<()>>,
-    to_uplink: Option<tokio::sync::mpsc::UnboundedSender<ToUplink>>,
-    socket_open: bool,
-    stop: tokio::sync::watch::Sender<bool>,
-    socket_path: PathBuf,
-}
-
-impl Network {
-    fn start(
-        config: &Config,
-        enrolment: Option<Identity>,
-        dir: IdentityDir,
-        daemon: &Daemon,
-        mailbox: Mailbox,
-    ) -> anyhow::Result<Self> {
-        let feeds = feeds(daemon);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let listener = {
-            let _guard = runtime.enter();
-            agent_socket::bind(&config.agent_socket)
-        };
-        let socket_open = match &listener {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::warn!(%error, path = %config.agent_socket.display(), "no agent socket");
-                false
-            }
-        };
-        let uplink = match enrolment {
-            Some(mut identity) => {
-                if let Some(gateway) = &config.gateway {
-                    identity.gateway_url.clone_from(&gateway.url);
-                    identity.server_name.clone_from(&gateway.server_name);
-                }
-                let to_recorder = mailbox.clone();
-                let deliver = Arc::new(move |m| to_recorder.leave(Message::Uplink(m)));
-                Some(Uplink::new(dir, identity, feeds, deliver)?)
-            }
-            None => {
-                tracing::info!("not enrolled: events stay in the spool");
-                None
-            }
-        };
-        let (stop, mut stopped) = tokio::sync::watch::channel(false);
-        let (to_uplink, from_recorder) = tokio::sync::mpsc::unbounded_channel();
-        let uids: Arc<[u32]> = config.agent_uids.clone().into();
-        let thread = std::thread::Builder::new().name("network".to_owned()).spawn(move || {
-            runtime.block_on(async move {
-                if let Ok(listener) = listener {
-                    tokio::spawn(agent_socket::serve(listener, uids, mailbox.clone()));
-                }
-                tokio::spawn(signals(mailbox));
-                match uplink {
-                    Some(uplink) => uplink.run(from_recorder, LINGER).await,
-                    None => {
-                        drop(from_recorder);
-                        let _ = stopped.wait_for(|s| *s).await;
-                    }
-                }
-            });
-        })?;
-        let socket_path = config.agent_socket.clone();
-        Ok(Network { thread: Some(thread), to_uplink: Some(to_uplink), socket_open, stop, socket_path })
-    }
-
-    /// Tells the uplink that a batch may be sent.
-    fn told_of_sealed(&self) -> impl Fn(Sealed) + Send + 'static {
-        let to_uplink = self.to_uplink.clone();
-        move |Sealed { epoch, class, number, bytes }| {
-            if let Some(to_uplink) = &to_uplink {
-                let _ = to_uplink.send(ToUplink::Sealed { epoch, class, number, bytes });
-            }
-        }
-    }
-
-    /// Waits until the uplink has done what it could; `meanwhile` takes what it says.
-    fn finish(mut self, mut meanwhile: impl FnMut()) {
-        const LOOK_EVERY: Duration = Duration::from_millis(10);
-        self.to_uplink = None;
-        let _ = self.stop.send(true);
-        if self.socket_open {
-            let _ = std::fs::remove_file(&self.socket_path);
-        }
-        if let Some(thread) = self.thread.take() {
-            while !thread.is_finished() {
-                meanwhile();
-                std::thread::sleep(LOOK_EVERY);
-            }
-            let _ = thread.join();
-        }
-        meanwhile();
-    }
-}
-
-fn feeds(daemon: &Daemon) -> Vec<EpochFeed<OsDisk>> {
-    let epochs = daemon.recorder.spool().epochs();
-    epochs
-        .map(|epoch| {
-            let acked = Class::ALL
-                .iter()
-                .filter_map(|c| Some((*c, epoch.acks.streams.get(c.as_str())?.batch_number)))
-                .collect::<BTreeMap<_, _>>();
-            EpochFeed {
-                epoch: epoch.identity.epoch.clone(),
-                reader: epoch.reader(),
-                acked,
-                key: epoch.signer.public(),
-                registered: epoch.is_registered(),
-            }
-        })
-        .collect()
-}
-
-async fn signals(mailbox: Mailbox) {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut term), Ok(mut int)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        return;
-    };
-    tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
-    mailbox.deliver(Message::Stop);
 }

@@ -20,7 +20,7 @@ use crate::process::{Process, ProcessTable};
 use crate::recorder::{Draft, Ids, Recorder};
 use crate::sandbox::{Instance, Sandboxes};
 use crate::scope::{Scope, ScopeTable, scope_text};
-use crate::spool::{Disk, Loss, LossKey};
+use crate::spool::{Disk, Loss};
 
 /// State between records.
 pub struct Observer {
@@ -452,24 +452,12 @@ impl Observer {
             kernel::LossReason::MapFull => LossReason::MapEvicted,
             kernel::LossReason::RingFull | kernel::LossReason::Nested => LossReason::RingFull,
         };
-        recorder.lose(Loss {
-            event_id: uuid::Uuid::nil(),
-            key: LossKey {
-                reason,
-                class: None,
-                instance: known.map(|i| i.instance_id.clone()),
-                event_names: names::events_of(loss.kind).iter().map(|n| (*n).to_owned()).collect(),
-                source: format!("kernel/{}", loss.kind.as_str()),
-                stream: None,
-                cgroup: loss.cgroup_id.map(|id| id.to_string()),
-            },
-            count: loss.count,
-            exact: loss.exact,
-            first_time,
-            last_time,
-            sequences: None,
-            emitted_in: None,
-        });
+        let source = format!("kernel/{}", loss.kind.as_str());
+        let mut told = Loss::of(reason, &source, names::events_of(loss.kind), (first_time, last_time))
+            .counted(loss.count, loss.exact)
+            .of_instance(known.map(|i| i.instance_id.clone()));
+        told.key.cgroup = loss.cgroup_id.map(|id| id.to_string());
+        recorder.lose(told);
     }
 
     /// `agent.scope.opened` or `.closed`.

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::clock::ClockReading;
 use crate::sandbox::Instance;
-use crate::spool::{AppendError, Disk, Line, Loss, LossKey, RingCursor, Shed, Spool, Unsynced};
+use crate::spool::{AppendError, Disk, Line, Loss, RingCursor, Shed, Spool, Unsynced};
 
 /// Lines held before they are appended; a drain pass is cut at this.
 const PENDING_LINES_MAX: usize = 256;
@@ -262,47 +262,25 @@ impl<D: Disk> Recorder<D> {
         };
         let times = pending.lines.iter().map(|l| l.occurred_at);
         let (first, last) = (times.clone().min(), times.max());
-        self.lose(Loss {
-            event_id: Uuid::nil(),
-            key: LossKey {
-                reason,
-                class: Some(class),
-                instance: None,
-                event_names: pending.names.iter().take(64).map(|n| (*n).to_owned()).collect(),
-                source: "spool".to_owned(),
-                stream: None,
-                cgroup: None,
-            },
-            count: pending.lines.len() as u64,
-            exact: true,
-            first_time: first.unwrap_or(self.clock.wall),
-            last_time: last.unwrap_or(self.clock.wall),
-            sequences: None,
-            emitted_in: None,
-        });
+        let names: Vec<&str> = pending.names.iter().take(64).copied().collect();
+        let between = (first.unwrap_or(self.clock.wall), last.unwrap_or(self.clock.wall));
+        let mut loss = Loss::of(reason, "spool", &names, between).counted(pending.lines.len() as u64, true);
+        loss.key.class = Some(class);
+        self.lose(loss);
     }
 
     fn account_sheds(&mut self) {
         for Shed { class, stream, batches } in self.spool.take_sheds() {
             let Some((first, last)) = batches.first().zip(batches.last()) else { continue };
-            self.lose(Loss {
-                event_id: Uuid::nil(),
-                key: LossKey {
-                    reason: LossReason::SpoolQuota,
-                    class: Some(class),
-                    instance: None,
-                    event_names: Vec::new(),
-                    source: "spool".to_owned(),
-                    stream: Some(stream),
-                    cgroup: None,
-                },
-                count: batches.iter().map(crate::spool::BatchRef::count).sum(),
-                exact: true,
-                first_time: batches.iter().map(|b| b.occurred_min).min().unwrap_or(first.occurred_min),
-                last_time: batches.iter().map(|b| b.occurred_max).max().unwrap_or(last.occurred_max),
-                sequences: Some((first.first_sequence, last.last_sequence)),
-                emitted_in: None,
-            });
+            let oldest = batches.iter().map(|b| b.occurred_min).min().unwrap_or(first.occurred_min);
+            let newest = batches.iter().map(|b| b.occurred_max).max().unwrap_or(last.occurred_max);
+            let count = batches.iter().map(crate::spool::BatchRef::count).sum();
+            let sequences = Some((first.first_sequence, last.last_sequence));
+            self.lose(
+                Loss::of(LossReason::SpoolQuota, "spool", &[], (oldest, newest))
+                    .counted(count, true)
+                    .of_stream(class, stream, sequences),
+            );
         }
     }
 

@@ -1,5 +1,6 @@
 //! Campaigns against the whole system: short in `cargo xtask test`, long in `cargo xtask soak`.
 
+mod blind;
 mod connection;
 mod durability;
 mod exec;
@@ -11,6 +12,7 @@ mod restart;
 mod storm;
 mod tamper;
 
+pub use blind::{absent_sandbox, removed_socket, stopped_process};
 pub use connection::short_connection;
 pub use durability::durability;
 pub use exec::{exec_truth, reparented_truth};

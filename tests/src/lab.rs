@@ -1,6 +1,7 @@
 //! A gateway, a collector and what they need, as real processes in a folder of their own.
 
 mod arena;
+pub mod interrupt;
 mod pins;
 mod process;
 
@@ -193,6 +194,7 @@ impl Lab {
         let start = Instant::now();
         let mut last = None;
         while start.elapsed() < PATIENCE {
+            interrupt::check()?;
             match done(self) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}

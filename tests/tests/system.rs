@@ -126,3 +126,37 @@ fn least_privilege_after_attach() {
         assert_eq!(found.pins_after_stop, 0, "a graceful end removes its pins");
     }
 }
+
+#[test]
+fn a_socket_that_was_removed_is_not_vouched_for_and_comes_back() {
+    if let Some((while_gone, later)) = here(campaign::removed_socket) {
+        for class in ["session", "tool"] {
+            assert_eq!(while_gone[class], "unobserved", "{while_gone:?}");
+            assert_eq!(later[class], "covered", "{later:?}");
+        }
+        assert_eq!(while_gone["process"], "covered", "the kernel was watched: {while_gone:?}");
+    }
+}
+
+#[test]
+fn a_stopped_collector_heard_nobody_and_saw_everything() {
+    if let Some(states) = here(campaign::stopped_process) {
+        for class in ["session", "tool", "resource"] {
+            assert_eq!(states[class], "unobserved", "{states:?}");
+        }
+        for class in ["process", "network"] {
+            assert_eq!(states[class], "covered", "{states:?}");
+        }
+    }
+}
+
+/// A name that is mistaken looks like a sandbox in which nothing happens.
+#[test]
+fn a_sandbox_without_a_cgroup_is_not_vouched_for_until_it_comes() {
+    if let Some((before, after)) = here(campaign::absent_sandbox) {
+        for class in ["session", "tool", "process", "network", "resource"] {
+            assert_ne!(before[class], "covered", "{before:?}");
+            assert_eq!(after[class], "covered", "{after:?}");
+        }
+    }
+}

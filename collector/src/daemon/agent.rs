@@ -4,8 +4,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::sync::Arc;
 
 use activity_schema::catalog;
+use activity_schema::coverage::LossReason;
 use activity_schema::event::{Entity, Layer, Trust};
 use activity_schema::submission::{
     AcceptedEvent, EventsAnswer, RejectedEvent, ScopeAnswer, ScopeRequest, SubmittedEvent,
@@ -18,8 +20,9 @@ use crate::identity::TICK_NS;
 use crate::kernel::KernelSource;
 use crate::observe::Observer;
 use crate::recorder::{Draft, Ids, Recorder};
+use crate::sandbox::Instance;
 use crate::scope::{Caller, OpenRequest, Root, Scope, ScopeRefusal, ScopeTable, parse_scope, scope_text};
-use crate::spool::Disk;
+use crate::spool::{Disk, Loss};
 
 /// Declared events a second, and how many may come at once.
 const EVENTS_PER_SECOND: u64 = 1_000;
@@ -128,17 +131,35 @@ pub fn handle<D: Disk>(parts: &mut Parts<'_, D>, request: AgentRequest) {
             };
             let _ = reply.send(answer);
         }
+        AgentRequest::TurnedAway { peer } => parts.lose(peer, 1),
     }
 }
 
 impl<D: Disk> Parts<'_, D> {
+    /// There was no room for what an agent had to say. It is told to come back; whether it does is not known.
+    fn lose(&mut self, peer: Peer, count: u64) {
+        const DECLARED: &[&str] = &["session.started", "agent.tool.invoked"];
+        let now = self.recorder.clock().wall;
+        let instance = self.instance_of(peer.pid).instance_id.clone();
+        let loss =
+            Loss::of(LossReason::RateLimit, "agent_socket", DECLARED, (now, now)).counted(count, false);
+        self.recorder.lose(loss.of_instance((instance != "unknown").then_some(instance)));
+    }
+
+    fn instance_of(&self, pid: u32) -> Arc<Instance> {
+        match crate::sandbox::cgroup_path(pid) {
+            Some(path) => self.observer.sandboxes.owner(&path),
+            None => self.observer.sandboxes.own().clone(),
+        }
+    }
+
     fn events(&mut self, peer: Peer, body: &[u8]) -> Answer<EventsAnswer> {
         let Some(caller) = self.caller(peer.pid) else {
             return Answer::Refused("the caller is gone".to_owned());
         };
         let lines: Vec<&[u8]> = body.split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
         if !self.quota.take(lines.len() as u64, self.recorder.clock().boot_ns) {
-            *self.rejected += lines.len() as u64;
+            self.lose(peer, lines.len() as u64);
             return Answer::Later { retry_after_s: 1 };
         }
         let mut answer = EventsAnswer::default();
@@ -178,10 +199,7 @@ impl<D: Disk> Parts<'_, D> {
         {
             return Err(format!("payload.{key} looks like a secret"));
         }
-        let instance = match crate::sandbox::cgroup_path(peer.pid) {
-            Some(path) => self.observer.sandboxes.owner(&path),
-            None => self.observer.sandboxes.own().clone(),
-        };
+        let instance = self.instance_of(peer.pid);
         let actor = Entity {
             kind: "process".into(),
             id: caller.process_id.clone().into(),
@@ -277,10 +295,7 @@ impl<D: Disk> Parts<'_, D> {
     }
 
     fn tell(&mut self, name: &'static str, pid: u32, scope: &Scope, at: Timestamp) {
-        let instance = match crate::sandbox::cgroup_path(pid) {
-            Some(path) => self.observer.sandboxes.owner(&path),
-            None => self.observer.sandboxes.own().clone(),
-        };
+        let instance = self.instance_of(pid);
         let join = self.join();
         self.observer.scope_event(self.recorder, name, scope, &instance, at, join);
         self.log.write(self.boot_id, scope);

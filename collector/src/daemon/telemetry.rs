@@ -1,7 +1,6 @@
 //! The collector's word about itself: start, configuration, heartbeat, clock, probes, stop.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use activity_schema::coverage::EventClass;
 use activity_schema::event::{Payload, Value};
@@ -97,6 +96,13 @@ fn from_kernel(class: EventClass, report: &AttachReport, kinds: &[RecordKind]) -
     ClassPlan { class, source: "ebpf", support, probes }
 }
 
+/// Vouches for nothing, for one reason.
+pub fn degrade(plans: &mut [ClassPlan], reason: &str) {
+    for plan in plans.iter_mut().filter(|plan| !matches!(plan.support, Support::Unsupported(_))) {
+        plan.support = Support::Degraded(reason.to_owned());
+    }
+}
+
 fn cut(text: &str) -> String {
     const REASON_BYTES_MAX: usize = 250;
     let mut text = text.to_owned();
@@ -106,10 +112,10 @@ fn cut(text: &str) -> String {
     text
 }
 
-/// `telemetry.config`, once for each sandbox.
+/// `telemetry.config` of a sandbox.
 pub fn config<D: Disk>(
     recorder: &mut Recorder<D>,
-    instances: &[Arc<Instance>],
+    instance: &Instance,
     plans: &[ClassPlan],
     policy_digest: &str,
     interval_ms: u64,
@@ -136,14 +142,12 @@ pub fn config<D: Disk>(
         })
         .collect();
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    for instance in instances {
-        let mut payload = Payload::new();
-        payload.set("policy_digest", policy_digest.to_owned()).set("profile", "M0");
-        payload.set("classes", Value::List(classes.clone()));
-        payload.set("kernel_release", release.trim().to_owned());
-        payload.set("runtime", instance.runtime.as_str()).set("interval_ms", interval_ms);
-        record(recorder, "telemetry.config", instance, payload);
-    }
+    let mut payload = Payload::new();
+    payload.set("policy_digest", policy_digest.to_owned()).set("profile", "M0");
+    payload.set("classes", Value::List(classes));
+    payload.set("kernel_release", release.trim().to_owned());
+    payload.set("runtime", instance.runtime.as_str()).set("interval_ms", interval_ms);
+    record(recorder, "telemetry.config", instance, payload);
 }
 
 /// `telemetry.started` or `.restarted`.

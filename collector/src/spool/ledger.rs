@@ -48,6 +48,56 @@ pub struct Loss {
     pub emitted_in: Option<u64>,
 }
 
+impl Loss {
+    /// Records of these names (none: of any), of an unknown number and no known sandbox.
+    #[must_use]
+    pub fn of(reason: LossReason, source: &str, names: &[&str], between: (Timestamp, Timestamp)) -> Self {
+        Loss {
+            event_id: Uuid::nil(),
+            key: LossKey {
+                reason,
+                class: None,
+                instance: None,
+                event_names: names.iter().map(|n| (*n).to_owned()).collect(),
+                source: source.to_owned(),
+                stream: None,
+                cgroup: None,
+            },
+            count: 0,
+            exact: false,
+            first_time: between.0,
+            last_time: between.1,
+            sequences: None,
+            emitted_in: None,
+        }
+    }
+
+    #[must_use]
+    pub fn counted(self, count: u64, exact: bool) -> Self {
+        Loss { count, exact, ..self }
+    }
+
+    #[must_use]
+    pub fn of_instance(mut self, instance: Option<String>) -> Self {
+        self.key.instance = instance;
+        self
+    }
+
+    /// Records of a stream that had their sequences.
+    #[must_use]
+    pub fn of_stream(
+        mut self,
+        class: activity_schema::Class,
+        stream: String,
+        sequences: Option<(u64, u64)>,
+    ) -> Self {
+        self.key.class = Some(class);
+        self.key.stream = Some(stream);
+        self.sequences = sequences;
+        self
+    }
+}
+
 pub struct Ledger<D: Disk> {
     slots: Slots<D::File>,
     entries: Vec<Loss>,

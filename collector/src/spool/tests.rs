@@ -519,24 +519,9 @@ fn the_newest_event_is_known_when_all_is_released_and_after_another_boot() {
 }
 
 fn loss() -> Loss {
-    Loss {
-        event_id: uuid::Uuid::from_u128(7),
-        key: LossKey {
-            reason: activity_schema::coverage::LossReason::DiskFull,
-            class: Some(Class::Critical),
-            instance: None,
-            event_names: vec![],
-            source: "spool".into(),
-            stream: None,
-            cgroup: None,
-        },
-        count: 3,
-        exact: true,
-        first_time: Timestamp::from_nanos(1),
-        last_time: Timestamp::from_nanos(2),
-        sequences: None,
-        emitted_in: None,
-    }
+    let between = (Timestamp::from_nanos(1), Timestamp::from_nanos(2));
+    let reason = activity_schema::coverage::LossReason::DiskFull;
+    Loss { event_id: uuid::Uuid::from_u128(7), ..Loss::of(reason, "spool", &[], between).counted(3, true) }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;
 
-use activity_tests::lab::{Arena, INSTANCE, Lab, TENANT, binary, json};
+use activity_tests::lab::{Arena, INSTANCE, Lab, TENANT, binary, interrupt, json};
 use anyhow::{Context as _, ensure};
 use clap::Parser;
 use serde_json::{Value, json};
@@ -31,6 +31,8 @@ fn main() -> ExitCode {
     match run(&Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            // Whatever failed, a signal came first.
+            let error = interrupt::check().err().unwrap_or(error);
             eprintln!("demo: {error:#}");
             ExitCode::FAILURE
         }
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> anyhow::Result<()> {
     let say = |text: &str| eprintln!("demo: {text}");
+    interrupt::watch()?;
     let mut lab = Lab::new(cli.keep.as_deref())?;
     // A cgroup of its own makes the agent a sandbox; an ordinary user watches the whole machine instead.
     let arena = Arena::new("demo").ok();

@@ -9,8 +9,7 @@ use activity_collector::kernel::Support;
 use activity_collector::recorder::{Draft, Ids, Recorder};
 use activity_collector::sandbox::Instance;
 use activity_collector::spool::{
-    EpochIdentity, Loss, LossKey, Recovery, RingCursor, Sealed, Spool, SpoolLimits, SpoolReader, SpoolState,
-    Unsynced,
+    EpochIdentity, Loss, Recovery, RingCursor, Sealed, Spool, SpoolLimits, SpoolReader, SpoolState, Unsynced,
 };
 use activity_schema::api::BatchResult;
 use activity_schema::batch::ClockState;
@@ -282,8 +281,7 @@ impl Collector {
             self.lose_down_time(since);
         }
         let plans: Vec<ClassPlan> = EventClass::ALL.iter().map(|class| plan(*class)).collect();
-        let own = std::slice::from_ref(&self.own);
-        telemetry::config(&mut self.recorder, own, &plans, &"0".repeat(64), HEARTBEAT_MS);
+        telemetry::config(&mut self.recorder, &self.own, &plans, &"0".repeat(64), HEARTBEAT_MS);
         self.recorder.flush(None);
         self.lanes.clear();
         for epoch in self.recorder.spool().epochs() {
@@ -307,24 +305,8 @@ impl Collector {
     }
 
     fn lose_down_time(&mut self, since: Timestamp) {
-        self.recorder.lose(Loss {
-            event_id: uuid::Uuid::nil(),
-            key: LossKey {
-                reason: LossReason::CollectorDown,
-                class: None,
-                instance: None,
-                event_names: vec![kind(0).0.to_owned(), kind(1).0.to_owned()],
-                source: "kernel".to_owned(),
-                stream: None,
-                cgroup: None,
-            },
-            count: 0,
-            exact: false,
-            first_time: since,
-            last_time: self.clock.wall,
-            sequences: None,
-            emitted_in: None,
-        });
+        let between = (since, self.clock.wall);
+        self.recorder.lose(Loss::of(LossReason::CollectorDown, "kernel", &[kind(0).0, kind(1).0], between));
     }
 
     pub fn take_requests(&mut self) -> Vec<Request> {

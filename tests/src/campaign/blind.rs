@@ -1,0 +1,83 @@
+//! What a collector cannot know, it must not vouch for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use super::{enrolled_lab, lab_with, settle};
+use crate::lab::{Arena, Lab, cgroup2_root, json};
+
+/// State of each event class.
+pub type States = BTreeMap<String, String>;
+
+/// The agent socket's file is removed: the states over that time, and over a later one when it is back.
+pub fn removed_socket() -> anyhow::Result<(States, States)> {
+    let arena = Arena::new("removed")?;
+    let lab = lab_with(&[&arena])?;
+    let from = now();
+    fs::remove_file(lab.agent_socket())?;
+    lab.wait_for("the socket", |lab| Ok(lab.agent_socket().exists()))?;
+    settle(&lab)?;
+    let (middle, end) = stored_span(&lab)?;
+    Ok((states(&lab, arena.name(), &from, &middle)?, states(&lab, arena.name(), &middle, &end)?))
+}
+
+/// The collector is stopped for longer than its looks are apart: the states over that time.
+pub fn stopped_process() -> anyhow::Result<States> {
+    let arena = Arena::new("paused")?;
+    let lab = lab_with(&[&arena])?;
+    let pid = Pid::from_raw(i32::try_from(lab.collector.as_ref().context("no collector")?.pid())?);
+    let from = now();
+    kill(pid, Signal::SIGSTOP)?;
+    std::thread::sleep(Duration::from_secs(5));
+    kill(pid, Signal::SIGCONT)?;
+    let end = now();
+    settle(&lab)?;
+    states(&lab, arena.name(), &from, &end)
+}
+
+/// A sandbox is configured whose cgroup comes later: the states before, and after it came.
+pub fn absent_sandbox() -> anyhow::Result<(States, States)> {
+    let name = format!("activity-late-{}", std::process::id());
+    let config = format!("[[sandbox]]\ninstance_id = \"{name}\"\ncgroup = \"/{name}\"\n");
+    let mut lab = enrolled_lab(&[], &config)?;
+    lab.start_collector()?;
+    settle(&lab)?;
+    let from = now();
+    settle(&lab)?;
+    let middle = now();
+    let cgroup = cgroup2_root().context("no cgroup v2 is mounted")?.join(&name);
+    fs::create_dir(&cgroup)?;
+    let after = settle(&lab).and_then(|()| {
+        let (from, to) = stored_span(&lab)?;
+        states(&lab, &name, &from, &to)
+    });
+    fs::remove_dir(&cgroup)?;
+    Ok((states(&lab, &name, &from, &middle)?, after?))
+}
+
+/// A span that begins now, and of which everything is stored.
+fn stored_span(lab: &Lab) -> anyhow::Result<(String, String)> {
+    let from = now();
+    settle(lab)?;
+    let to = now();
+    settle(lab)?;
+    Ok((from, to))
+}
+
+fn states(lab: &Lab, instance: &str, from: &str, to: &str) -> anyhow::Result<States> {
+    let asked = ["coverage", "--format", "json", "--instance", instance, "--from", from, "--to", to];
+    let answer: Value = json(&String::from_utf8(lab.activity(&asked)?.stdout)?)?;
+    let classes = answer["instances"][0]["classes"].as_array().context("no classes in the answer")?;
+    let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
+    Ok(classes.iter().map(|c| (text(&c["class"]), text(&c["state"]))).collect())
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().to_string()
+}
