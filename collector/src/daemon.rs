@@ -217,6 +217,8 @@ struct Daemon {
     hearing: Option<Hearing>,
     /// Sandboxes that have no cgroup yet.
     absent: Vec<Arc<Instance>>,
+    /// The ledger of losses cannot be written.
+    unkept: bool,
     quota: agent::Quota,
     scope_log: agent::ScopeLog,
     rejected: u64,
@@ -324,6 +326,7 @@ impl Daemon {
             boot_id,
             hearing: None,
             absent: Vec::new(),
+            unkept: false,
             quota: agent::Quota::new(clock.boot_ns),
             scope_log,
             rejected: 0,
@@ -351,9 +354,7 @@ impl Daemon {
         }
         let now_ns = self.recorder.clock().boot_ns;
         self.hearing = listening.map(|listening| Hearing::new(listening, now_ns, wall));
-        for (instance, _) in self.resources.clone() {
-            self.declare(&instance);
-        }
+        self.declare_all();
         self.seed(restarted);
         self.recorder.flush(None);
     }
@@ -371,9 +372,29 @@ impl Daemon {
             telemetry::degrade(&mut plans, &reason);
             self.absent.push(instance.clone());
         }
+        if self.unkept {
+            let reason = "the state of losses cannot be written: after a crash some would not be counted";
+            telemetry::degrade(&mut plans, reason);
+        }
         let digest = self.config.policy_digest().to_hex();
         let interval = self.config.heartbeat_interval_ms;
         telemetry::config(&mut self.recorder, instance, &plans, &digest, interval);
+    }
+
+    fn declare_all(&mut self) {
+        self.absent.clear();
+        for instance in self.observer.sandboxes.all().to_vec() {
+            self.declare(&instance);
+        }
+    }
+
+    /// A collector that cannot keep its losses over a crash is not believed meanwhile.
+    fn keep_losses(&mut self) {
+        let unkept = !self.recorder.spool_mut().ledger.keep();
+        if unkept != self.unkept {
+            self.unkept = unkept;
+            self.declare_all();
+        }
     }
 
     /// Sandboxes whose cgroup has come are watched from now on.
@@ -579,6 +600,7 @@ impl Daemon {
     fn each_second(&mut self, now: u64) {
         self.listen_well();
         self.look_for_absent();
+        self.keep_losses();
         if let Some(kernel) = &mut self.kernel {
             for flow in kernel.udp_flows(now, UDP_IDLE_NS) {
                 self.observer.udp(&mut self.recorder, &flow);

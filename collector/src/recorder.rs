@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::clock::ClockReading;
 use crate::sandbox::Instance;
-use crate::spool::{AppendError, Disk, Line, Loss, RingCursor, Shed, Spool, Unsynced};
+use crate::spool::{AppendError, Disk, Line, Loss, NAMES_MAX, RingCursor, Shed, Spool, Unsynced};
 
 /// Lines held before they are appended; a drain pass is cut at this.
 const PENDING_LINES_MAX: usize = 256;
@@ -262,7 +262,10 @@ impl<D: Disk> Recorder<D> {
         };
         let times = pending.lines.iter().map(|l| l.occurred_at);
         let (first, last) = (times.clone().min(), times.max());
-        let names: Vec<&str> = pending.names.iter().take(64).copied().collect();
+        let mut names: Vec<&str> = pending.names.iter().copied().collect();
+        if names.len() > NAMES_MAX {
+            names.clear();
+        }
         let between = (first.unwrap_or(self.clock.wall), last.unwrap_or(self.clock.wall));
         let mut loss = Loss::of(reason, "spool", &names, between).counted(pending.lines.len() as u64, true);
         loss.key.class = Some(class);

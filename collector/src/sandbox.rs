@@ -71,8 +71,8 @@ impl Sandboxes {
         let path = cgroup_path(pid)
             .filter(|path| inode(&self.root.join(path.trim_start_matches('/'))) == Some(cgroup_id))
             .or_else(|| self.search(cgroup_id));
-        let Some(path) = path else { return self.unknown.clone() };
-        let found = self.owner(&path);
+        // One that is gone does not come back: the kernel does not give its id again.
+        let found = path.map_or_else(|| self.unknown.clone(), |path| self.owner(&path));
         if self.by_cgroup.len() >= CACHE_MAX {
             self.by_cgroup.clear();
         }

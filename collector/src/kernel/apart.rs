@@ -121,7 +121,7 @@ fn serve(socket: &OwnedFd, owner: Owner) {
     while let Ok(Some((request, _))) = receive(socket) {
         let attached = serde_json::from_slice::<KernelConfig>(&request)
             .map_err(|e| e.to_string())
-            .and_then(|config| attach::attach(&config).map_err(|e| crate::uplink::full(&e)))
+            .and_then(|config| attach::attach(&config).map_err(|e| reason(&e)))
             .and_then(|attached| give_pins(&attached, owner).map(|()| attached));
         let answer = attached.as_ref().map(|a| Handed {
             report: a.report.clone(),
@@ -138,6 +138,14 @@ fn serve(socket: &OwnedFd, owner: Owner) {
             Ok(attached) => kept.push(attached),
             Err(_) => {}
         }
+    }
+}
+
+fn reason(error: &AttachError) -> String {
+    match error {
+        // What the kernel answered to which call adds nothing.
+        AttachError::NotPrivileged(_) => error.to_string(),
+        _ => crate::uplink::full(error),
     }
 }
 

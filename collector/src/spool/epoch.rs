@@ -78,14 +78,20 @@ impl<D: Disk> EpochSpool<D> {
 
     pub fn open(disk: &D, spool_dir: &Path, name: &str) -> io::Result<Self> {
         let dir = spool_dir.join(name);
-        let identity: EpochIdentity = serde_json::from_slice(&disk.read(&dir.join("epoch.json"))?)?;
+        let unusable = |name: &str, why: &dyn std::fmt::Display| {
+            io::Error::other(format!(
+                "{}: {why}; move the folder away to go on with a new epoch (what it holds unsent stays in it)",
+                dir.join(name).display()
+            ))
+        };
+        let identity: EpochIdentity = serde_json::from_slice(&disk.read(&dir.join("epoch.json"))?)
+            .map_err(|error| unusable("epoch.json", &error))?;
         if identity.format != EPOCH_FORMAT {
-            return Err(io::Error::other(format!("spool format {} is not known here", identity.format)));
+            let why = format!("format {} is not known to this version", identity.format);
+            return Err(unusable("epoch.json", &why));
         }
-        let seed: [u8; 32] = disk
-            .read(&dir.join("key"))?
-            .try_into()
-            .map_err(|_| io::Error::other("the epoch's key is not 32 bytes"))?;
+        let seed: [u8; 32] =
+            disk.read(&dir.join("key"))?.try_into().map_err(|_| unusable("key", &"not a key of 32 bytes"))?;
         let (slots, acks) = Slots::open::<D, AckState>(disk, &dir.join("acks.state"))?;
         let acks = acks.unwrap_or_default();
         let (mut streams, mut damage) = (BTreeMap::new(), BTreeMap::new());

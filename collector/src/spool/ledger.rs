@@ -17,6 +17,9 @@ use super::slots::Slots;
 /// More different losses than this at once are folded into the last entry's count, as a lower bound.
 const ENTRIES_MAX: usize = 48;
 
+/// Event names of one entry; beyond that it may be any.
+pub const NAMES_MAX: usize = 24;
+
 /// What was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossKey {
@@ -178,6 +181,14 @@ impl<D: Disk> Ledger<D> {
 
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
+    }
+
+    /// Writes anew what could not be written; tells whether all is.
+    pub fn keep(&mut self) -> bool {
+        if self.unpersisted {
+            self.persist();
+        }
+        !self.unpersisted
     }
 
     fn persist(&mut self) {

@@ -11,7 +11,8 @@ use serde::de::DeserializeOwned;
 
 use super::disk::{Disk, DiskFile};
 
-const SLOT_BYTES: usize = 16 * 1024;
+/// The largest state is a full ledger: entries of some 1,200 bytes each at the most.
+const SLOT_BYTES: usize = 64 * 1024;
 const HEAD_BYTES: usize = 16;
 
 pub struct Slots<F> {

@@ -549,6 +549,20 @@ fn losses_survive_a_full_disk_and_keep_their_ids() {
     assert!(spool.ledger.is_empty());
 }
 
+#[test]
+fn a_full_ledger_fits_its_place() {
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    for n in 0..200 {
+        let mut loss = Loss { event_id: uuid::Uuid::from_u128(n), sequences: Some((1, 2)), ..loss() };
+        loss.key.event_names = vec!["runtime.instance.something".to_owned(); super::ledger::NAMES_MAX];
+        loss.key.instance = Some("i".repeat(128));
+        loss.key.stream = Some("s".repeat(128));
+        spool.ledger.add(loss);
+        assert!(spool.ledger.keep(), "{n}");
+    }
+}
+
 /// A loss whose event is in the spool is not told a second time with other bytes.
 #[test]
 fn a_loss_that_was_told_before_a_kill_is_recognised() {
