@@ -1,7 +1,7 @@
 //! The only way into the spool: stamps events, checks them against the catalogue, numbers and appends them, and
 //! accounts for everything that could not be kept.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use activity_schema::admit::{Refusal, admit};
@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use crate::clock::ClockReading;
 use crate::sandbox::Instance;
-use crate::spool::{AppendError, Disk, Line, Loss, NAMES_MAX, RingCursor, Shed, Spool, Unsynced};
+use crate::spool::{AppendError, Disk, Line, Loss, RingCursor, Shed, Spool, Unsynced};
 
 /// Lines held before they are appended; a drain pass is cut at this.
 const PENDING_LINES_MAX: usize = 256;
@@ -82,7 +82,6 @@ impl<'a> Draft<'a> {
 struct Pending {
     lines: Vec<Line>,
     bytes: usize,
-    names: BTreeSet<&'static str>,
 }
 
 pub struct Recorder<D: Disk> {
@@ -224,7 +223,6 @@ impl<D: Disk> Recorder<D> {
         let pending = &mut self.pending[slot];
         pending.bytes += line.bytes.len();
         pending.lines.push(line);
-        pending.names.insert(row.name);
         Ok(event_id)
     }
 
@@ -252,6 +250,7 @@ impl<D: Disk> Recorder<D> {
         self.account_sheds();
     }
 
+    /// What could not be appended is lost: exactly, of each sandbox and each event name.
     fn lost_at_append(&mut self, class: Class, error: &AppendError, pending: &Pending) {
         let reason = match error {
             AppendError::Quota => LossReason::SpoolQuota,
@@ -260,16 +259,29 @@ impl<D: Disk> Recorder<D> {
                 LossReason::DiskFull
             }
         };
-        let times = pending.lines.iter().map(|l| l.occurred_at);
-        let (first, last) = (times.clone().min(), times.max());
-        let mut names: Vec<&str> = pending.names.iter().copied().collect();
-        if names.len() > NAMES_MAX {
-            names.clear();
+        let mut lost: BTreeMap<(Option<String>, String), (u64, Timestamp, Timestamp)> = BTreeMap::new();
+        for line in &pending.lines {
+            let event = Event::parse(&line.bytes);
+            // A loss whose event is lost waits in the ledger and is told again.
+            if event.as_ref().is_ok_and(|event| event.event_name == "telemetry.loss") {
+                continue;
+            }
+            let kind = event.map_or_else(
+                |_| (None, String::new()),
+                |event| (Some(event.correlation.instance_id.to_string()), event.event_name.to_string()),
+            );
+            let at = line.occurred_at;
+            let (count, first, last) = lost.entry(kind).or_insert((0, at, at));
+            *count += 1;
+            (*first, *last) = ((*first).min(at), (*last).max(at));
         }
-        let between = (first.unwrap_or(self.clock.wall), last.unwrap_or(self.clock.wall));
-        let mut loss = Loss::of(reason, "spool", &names, between).counted(pending.lines.len() as u64, true);
-        loss.key.class = Some(class);
-        self.lose(loss);
+        for ((instance, name), (count, first, last)) in lost {
+            let names = [name.as_str()];
+            let names = if name.is_empty() { &[][..] } else { &names[..] };
+            let mut loss = Loss::of(reason, "spool", names, (first, last)).counted(count, true);
+            loss.key.class = Some(class);
+            self.lose(loss.of_instance(instance));
+        }
     }
 
     fn account_sheds(&mut self) {

@@ -32,7 +32,7 @@ mod unsynced;
 pub use disk::{Disk, OsDisk};
 pub use epoch::{AckState, EpochIdentity, EpochSpool};
 pub use frame::RingCursor;
-pub use ledger::{Ledger, Loss, LossKey, NAMES_MAX};
+pub use ledger::{Ledger, Loss, LossKey};
 pub use reader::{ReadError, SpoolReader};
 pub use recover::Damage;
 pub use stream::{BatchRef, Line};

@@ -17,9 +17,6 @@ use super::slots::Slots;
 /// More different losses than this at once are folded into the last entry's count, as a lower bound.
 const ENTRIES_MAX: usize = 48;
 
-/// Event names of one entry; beyond that it may be any.
-pub const NAMES_MAX: usize = 24;
-
 /// What was lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossKey {

@@ -555,7 +555,7 @@ fn a_full_ledger_fits_its_place() {
     let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
     for n in 0..200 {
         let mut loss = Loss { event_id: uuid::Uuid::from_u128(n), sequences: Some((1, 2)), ..loss() };
-        loss.key.event_names = vec!["runtime.instance.something".to_owned(); super::ledger::NAMES_MAX];
+        loss.key.event_names = vec!["runtime.instance.something".to_owned(); 24];
         loss.key.instance = Some("i".repeat(128));
         loss.key.stream = Some("s".repeat(128));
         spool.ledger.add(loss);

@@ -18,13 +18,13 @@ pub fn enrolled() -> anyhow::Result<Lab> {
     Ok(lab)
 }
 
-/// Starts the collector; it observes when this returns. Its kernel programs end with it.
+/// Starts the collector; it observes when this returns. Its kernel programs end when it is stopped, or with the lab.
 pub fn start_collector(lab: &mut Lab) -> anyhow::Result<u32> {
     const SETTLE: Duration = Duration::from_secs(2);
     let path = lab.path("bench.toml");
     let text = format!(
         "state_dir = {:?}\nagent_socket = {:?}\ntenant = {TENANT:?}\nhost_id = {HOST:?}\n\
-         instance_id = {INSTANCE:?}\ncollector_id = {:?}\n[kernel]\npin = false\n",
+         instance_id = {INSTANCE:?}\ncollector_id = {:?}\n",
         lab.path("collector"),
         lab.agent_socket(),
         lab.collector_id(),
