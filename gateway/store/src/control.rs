@@ -281,6 +281,44 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
     Ok(scan)
 }
 
+/// A record as it was signed.
+pub(crate) struct Signed {
+    pub entry: Entry,
+    pub json: String,
+    pub signature: [u8; SIGNATURE_BYTES],
+}
+
+/// The records that `wanted` takes, in their order; what does not check is left out.
+pub(crate) fn signed_records(
+    env: &Env,
+    dir: &Path,
+    key: PublicKey,
+    wanted: impl Fn(&ControlRecord) -> bool,
+) -> io::Result<Vec<Signed>> {
+    let mut records = Vec::new();
+    for file in env.storage.numbered(dir, "log")? {
+        let bytes = env.storage.read(&dir.join(numbered_name(file, "log")))?;
+        for found in Scan::new(&bytes, 0) {
+            let Found::Frame { kind: Kind::Control, payload, .. } = found else { continue };
+            let Ok(entry) = read_entry(payload, key) else { continue };
+            if let (true, Some((signature, json))) = (wanted(&entry.record), payload.split_first_chunk()) {
+                let json = String::from_utf8_lossy(json).into_owned();
+                records.push(Signed { entry, json, signature: *signature });
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// Reads a record that was taken out of the journal.
+pub(crate) fn read_signed(
+    json: &str,
+    signature: &[u8; SIGNATURE_BYTES],
+    key: PublicKey,
+) -> Result<Entry, &'static str> {
+    read_entry(&[signature, json.as_bytes()].concat(), key)
+}
+
 fn read_entry(payload: &[u8], key: PublicKey) -> Result<Entry, &'static str> {
     let (signature, json) = payload.split_at_checked(SIGNATURE_BYTES).ok_or("too short")?;
     let signature = signature.try_into().map_err(|_| "too short")?;

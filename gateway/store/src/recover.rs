@@ -468,7 +468,7 @@ impl Shared {
         }
         let tenant = open_tenant(&self.env, &self.config.dir, id, &self.keyring, self.read_only)?;
         if !self.read_only {
-            let begun = tenant.log.lock().begin(&self.env, &self.signer);
+            let begun = tenant.log.lock().begin(&self.env, self.signer());
             begun.map_err(|source| OpenError::Io {
                 path: tenant.dir.join("log").join("checkpoints"),
                 source,

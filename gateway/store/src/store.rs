@@ -107,7 +107,8 @@ pub(crate) struct Shared {
     pub config: StoreConfig,
     pub read_only: bool,
     pub meta: Meta,
-    pub signer: Signer,
+    /// `None` where a store is read without the gateway's key.
+    pub signer: Option<Signer>,
     pub keyring: Arc<dyn Keyring>,
     pub tenants: RwLock<BTreeMap<TenantId, Arc<Tenant>>>,
     pub control: Mutex<ControlJournal>,
@@ -145,7 +146,15 @@ impl Shared {
         if self.read_only {
             return Err(ControlError::ReadOnly);
         }
-        self.control.lock().append(&self.env, &self.signer, records)
+        self.control.lock().append(&self.env, self.signer(), records)
+    }
+
+    /// The gateway's key. Whoever signs has the store open for writing, and thereby with its key.
+    pub(crate) fn signer(&self) -> &Signer {
+        match &self.signer {
+            Some(signer) => signer,
+            None => unreachable!("a store does not open for writing without its key"),
+        }
     }
 
     pub(crate) fn coverage(&self, tenant: &Tenant, query: &CoverageQuery) -> CoverageReport {
@@ -204,7 +213,7 @@ impl Store {
         for name in ["commit", "tenants", "control"] {
             make_dir_all(&env, &config.dir.join(name))?;
         }
-        let (shared, mut findings) = assemble(config, env, keyring, index, signer, meta, false)?;
+        let (shared, mut findings) = assemble(config, env, keyring, index, Some(signer), meta, false)?;
         let shared = Arc::new(shared);
         if shared.control.lock().is_closed() {
             shared.record_control(vec![ControlRecord::Opened])?;
@@ -221,15 +230,22 @@ impl Store {
     }
 
     /// Opens a store on disk for reading, also while a gateway runs on it. Nothing is written; the index is built
-    /// in memory.
+    /// in memory. A copy may lack the gateway's signing key (`keys/gateway.seed`): its exports are then not signed.
     pub fn open_read_only(dir: &Path) -> Result<Store, OpenError> {
         let env = Env::system();
         if !dir.join("meta.json").exists() {
             return Err(OpenError::Absent(dir.to_owned()));
         }
         let keyring: Arc<dyn Keyring> = Arc::new(FileKeyring::open(env.clone(), dir.join("keys"), true)?);
-        let signer = Signer::from_seed(&keyring.gateway_seed()?.0);
+        let signer = match keyring.gateway_seed() {
+            Ok(seed) => Some(Signer::from_seed(&seed.0)),
+            Err(KeyringError::Absent { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
         let meta = read_meta(&env, dir)?.ok_or_else(|| OpenError::Absent(dir.to_owned()))?;
+        if signer.as_ref().is_some_and(|signer| signer.public() != meta.gateway_key) {
+            return Err(OpenError::ForeignKey);
+        }
         let config = StoreConfig { dir: dir.to_owned(), ..StoreConfig::default() };
         let (shared, _) = assemble(config, env, keyring, Index::memory(), signer, meta, true)?;
         let shared = Arc::new(shared);
@@ -243,11 +259,7 @@ impl Store {
     }
 
     pub fn gateway_key(&self) -> PublicKey {
-        self.shared().signer.public()
-    }
-
-    pub fn signer(&self) -> &Signer {
-        &self.shared().signer
+        self.shared().meta.gateway_key
     }
 
     /// What opening found amiss, in words; also in the control journal.
@@ -400,7 +412,7 @@ fn assemble(
     env: Env,
     keyring: Arc<dyn Keyring>,
     index: Index,
-    signer: Signer,
+    signer: Option<Signer>,
     meta: Meta,
     read_only: bool,
 ) -> Result<(Shared, Vec<String>), OpenError> {
