@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::closing::{self, Ends};
 use crate::conflicts::RecentIds;
-use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal};
+use crate::control::{
+    ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal, set_aside,
+};
 use crate::env::Env;
 use crate::index::Index;
 use crate::keyring::{FileKeyring, Keyring, KeyringError};
@@ -50,6 +52,11 @@ pub enum OpenError {
     Absent(PathBuf),
     #[error("{path} is not a store's meta.json: {reason}")]
     Meta { path: PathBuf, reason: String },
+    #[error(
+        "the control journal is damaged, and may have lost revocations: {}; put {} back from a backup, or go on without what is lost (`activity-gateway run --accept-control-damage`), and revoke again what must stay revoked",
+        .findings.join("; "), .dir.display()
+    )]
+    ControlDamaged { dir: PathBuf, findings: Vec<String> },
     #[error("format version {0} is not known here, only {FORMAT_VERSION}")]
     Version(u32),
     #[error("the keyring's gateway key is not the one that the store was made with")]
@@ -426,9 +433,23 @@ fn assemble(
     if !read_only {
         // Before anything is repaired: afterwards the change would not show.
         let ends = closing::judge(&env, &config.dir, meta.gateway_key, Some(&meta.store_id), &scan);
+        let mut damage = scan.damage.clone();
         if let Ends::Changed(files) = ends {
-            changed.extend(files.into_iter().map(|(file, what)| format!("{file}: {what}")));
+            for (file, what) in files {
+                let what = format!("{file}: {what}");
+                if file.starts_with("control/") {
+                    damage.push(what);
+                } else {
+                    changed.push(what);
+                }
+            }
         }
+        if !damage.is_empty() && !config.accept_control_damage {
+            return Err(OpenError::ControlDamaged { dir: control_dir, findings: damage });
+        }
+        changed.extend(damage);
+        set_aside(&env, &control_dir, &scan)
+            .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
         cut_tails(&env, &control_dir, &scan)
             .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     }

@@ -5,6 +5,7 @@ mod basic;
 mod bundle;
 mod faults;
 mod field;
+mod journal;
 mod kit;
 mod life;
 mod measure;
