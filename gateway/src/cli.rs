@@ -4,8 +4,10 @@
 //! 5 integrity failure, 1 anything else.
 
 mod args;
+mod bundle;
 mod client;
 mod enroll;
+mod export;
 mod import;
 mod list;
 mod output;
@@ -101,6 +103,7 @@ async fn run(cli: Cli) -> Result<Ending, CliError> {
         Command::Timeline(args) => show::timeline(&cli.place, args, &out).await,
         Command::Query(args) => show::query(&cli.place, *args, &out).await,
         Command::Coverage(args) => show::coverage(&cli.place, args, &out).await,
+        Command::Export(args) => export::export(&cli.place, *args, &out).await,
         Command::Verify(args) => verify::verify(args, &out),
         Command::Import(args) => import::import(&cli.place, args, &out).await,
         Command::Collectors => list::collectors(&cli.place, &out).await,

@@ -121,6 +121,7 @@ impl Layers {
                 commit_rotate_age: self.duration("store.commit_rotate_age")?,
                 checkpoint_interval: self.duration("store.checkpoint_interval")?,
                 reserve_bytes: self.number("store.reserve_bytes")?,
+                accept_control_damage: false,
             },
             data,
         })

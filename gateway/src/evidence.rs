@@ -13,15 +13,19 @@ use activity_schema::ids::{CollectorId, TenantId};
 use activity_schema::keys::PublicKey;
 use activity_schema::{Hash, SignedBatch};
 use activity_store::{
-    Answer, Caller, CollectorStatus, ControlRecord, CoverageQuery, Enrolment, EventProof, Health,
-    ImportDefaults, ImportError, ImportReport, IngestError, Query, QueryError, Revocation, Store,
-    StoreConfig,
+    Answer, Caller, CollectorStatus, ControlRecord, CoverageQuery, Enrolment, EventProof, Export,
+    ExportError, ExportRequest, Health, ImportDefaults, ImportError, ImportReport, IngestError, Query,
+    QueryError, Revocation, Store, StoreConfig,
 };
-use tokio::sync::Semaphore;
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
 /// Control records read at once while the journal is walked.
 const CONTROL_PAGE: usize = 1_000;
+
+/// Exports under way at once. Each keeps the hashes of the tenant's log in memory.
+const EXPORTS_MAX: usize = 4;
 
 /// Why the store did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +43,8 @@ pub enum EvidenceError {
     Ingest(#[source] IngestError),
     #[error("the question cannot be answered")]
     Question(#[source] QueryError),
+    #[error("no bundle can be made")]
+    Export(#[source] ExportError),
     #[error("the lines could not be imported")]
     Import(#[source] ImportError),
     #[error("the record is not durable")]
@@ -53,6 +59,13 @@ pub struct Evidence {
     store: Arc<Store>,
     /// One permit a core.
     heavy_reads: Arc<Semaphore>,
+    exports: Arc<Semaphore>,
+}
+
+/// A bundle that is being made.
+pub struct Exporting {
+    export: Export,
+    _turn: OwnedSemaphorePermit,
 }
 
 impl Evidence {
@@ -66,7 +79,11 @@ impl Evidence {
 
     fn of(store: Store) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Evidence { store: Arc::new(store), heavy_reads: Arc::new(Semaphore::new(cores)) }
+        Evidence {
+            store: Arc::new(store),
+            heavy_reads: Arc::new(Semaphore::new(cores)),
+            exports: Arc::new(Semaphore::new(EXPORTS_MAX)),
+        }
     }
 
     /// The key that signs receipts and checkpoints.
@@ -157,6 +174,34 @@ impl Evidence {
         self.heavy_read(move |s| s.consistency(&tenant, old, new)).await
     }
 
+    /// Begins a bundle.
+    pub async fn export(
+        &self,
+        tenant: &TenantId,
+        request: ExportRequest,
+    ) -> Result<Exporting, EvidenceError> {
+        let turn = Arc::clone(&self.exports).try_acquire_owned().map_err(|_| EvidenceError::Busy {
+            reason: "as many exports are under way as the gateway makes at once",
+            retry_after: Duration::from_secs(10),
+            unavailable: false,
+        })?;
+        let tenant = tenant.clone();
+        let export = self.heavy_read(move |s| s.export(&tenant, request)).await?.map_err(export_error)?;
+        Ok(Exporting { export, _turn: turn })
+    }
+
+    /// The next bytes of a bundle; `None` after the last. Each part waits for its turn: a slow reader holds up nobody.
+    pub async fn next_part(
+        &self,
+        mut exporting: Exporting,
+    ) -> Result<(Exporting, Option<Bytes>), EvidenceError> {
+        self.heavy_read(move |_| {
+            let part = exporting.export.next_part().map_err(export_error)?;
+            Ok((exporting, part))
+        })
+        .await?
+    }
+
     /// Imports foreign lines; durable on return.
     pub async fn import(
         &self,
@@ -231,6 +276,13 @@ impl Evidence {
         tokio::task::spawn_blocking(move || work(&store))
             .await
             .map_err(|e| EvidenceError::Failed(e.to_string()))
+    }
+}
+
+fn export_error(error: ExportError) -> EvidenceError {
+    match error {
+        ExportError::Query(source) => EvidenceError::Question(source),
+        other => EvidenceError::Export(other),
     }
 }
 

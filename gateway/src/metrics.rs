@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use activity_store::{Counters, Health};
 
 /// What clients ask for; anything else is `other`.
-pub const ROUTES: [&str; 20] = [
+pub const ROUTES: [&str; 21] = [
     "/v1/enroll",
     "/v1/renew",
     "/v1/batches",
@@ -19,6 +19,7 @@ pub const ROUTES: [&str; 20] = [
     "/v1/proof",
     "/v1/checkpoint",
     "/v1/consistency",
+    "/v1/exports",
     "/v1/tenants",
     "/v1/tokens",
     "/v1/operators",

@@ -3,6 +3,7 @@
 
 mod admin;
 mod answers;
+mod export;
 mod stream;
 mod system;
 mod tenant;
@@ -24,6 +25,7 @@ pub fn router(gateway: Arc<Gateway>) -> axum::Router {
         .route("/v1/proof/{event_id}", get(answers::proof))
         .route("/v1/checkpoint", get(answers::checkpoint))
         .route("/v1/consistency/{old}/{new}", get(answers::consistency))
+        .route("/v1/exports", post(export::exports))
         .route("/v1/status", get(system::status))
         .route("/v1/tenants", get(system::tenants))
         .route("/v1/tokens", post(admin::tokens))

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use activity_schema::api::ErrorAnswer;
+use activity_store::ExportError;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -63,9 +64,16 @@ impl From<EvidenceError> for Refusal {
                 Refusal::busy(status, *reason, *retry_after)
             }
             EvidenceError::Question(source) => Refusal::bad_request(source.to_string()),
+            EvidenceError::Export(source @ ExportError::Empty) => {
+                Refusal::new(StatusCode::NOT_FOUND, source.to_string())
+            }
+            EvidenceError::Export(source @ (ExportError::Kept { .. } | ExportError::TooLong(_))) => {
+                Refusal::bad_request(source.to_string())
+            }
             EvidenceError::Open(_)
             | EvidenceError::Ingest(_)
             | EvidenceError::Import(_)
+            | EvidenceError::Export(_)
             | EvidenceError::Control(_)
             | EvidenceError::Failed(_) => {
                 tracing::error!(error = &error as &dyn std::error::Error, "the store failed");

@@ -16,7 +16,7 @@ pub const PAGE_EVENTS_DEFAULT: usize = 1_000;
 /// Most events of a page over HTTP.
 pub const PAGE_EVENTS_MAX: usize = 10_000;
 
-/// Parameters of `/v1/timeline`, `/v1/query` and `/v1/coverage`. Lists are separated by commas.
+/// Parameters of `/v1/timeline`, `/v1/query`, `/v1/coverage` and `/v1/exports`. Lists are separated by commas.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Params {
@@ -60,6 +60,9 @@ pub struct Params {
     pub cursor: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since_leaf: Option<u64>,
+    /// Of an export: size of a checkpoint that was kept from before, for a proof that it still holds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_size: Option<u64>,
 }
 
 /// Why parameters ask nothing that can be answered.

@@ -168,8 +168,9 @@ impl Collector {
                 let intact = kind == "restarted" && event.payload.text("spool_state") == Some("intact");
                 self.resumes.insert(at);
                 if self.resumes.len() > TURNS_MAX {
-                    // Forgetting a start only prolongs a stop.
+                    // The stop before a forgotten start would last on, and a stopped collector claims nothing.
                     self.resumes.pop_first();
+                    self.forget_before(self.resumes.first().copied());
                 }
                 let epoch = self.epoch(epoch_id);
                 if intact {

@@ -3,7 +3,11 @@
 //! Pure data: no IO, no clock. The store tells every batch ([`CoverageIndex::apply_batch`]) and every
 //! `telemetry.*` event ([`CoverageIndex::apply_event`]); both may be told again and in any order.
 //!
-//! A moment of a class is the best that any collector vouches for. What one collector vouches for is the worst of:
+//! A moment of a class is the worst that a collector which claims it vouches for. A collector claims a class of an
+//! instance from its config on, also when it falls silent; not where it says *unsupported*, and not after it said
+//! `telemetry.stopped`, until it starts again or declares the instance again. So a second collector adds evidence and
+//! hides nothing that the first lost, and one that was stopped leaves the word to its successor. Where nobody claims the
+//! class, the best of the others is told. What one collector vouches for is the worst of:
 //!
 //! - **declared**: the class in the `telemetry.config` in force for the instance: supported, degraded (lossy),
 //!   unsupported; not declared at all is unobserved;

@@ -231,11 +231,7 @@ fn reason(stretch: &Stretch<'_>, witnesses: &[Witness<'_>]) -> Option<String> {
     let name = witnesses[by].name;
     let given = declared.reason.as_deref().unwrap_or("no reason given");
     match stretch.state {
-        CoverageState::Covered => {
-            let (other, causes) = stretch.beside?;
-            let other = witnesses[other].name;
-            return Some(format!("{other} lost records ({}), {name} has them", causes_text(causes)));
-        }
+        CoverageState::Covered => return None,
         CoverageState::Unsupported => return Some(format!("{given} ({name})")),
         _ => {}
     }
@@ -258,7 +254,11 @@ fn reason(stretch: &Stretch<'_>, witnesses: &[Witness<'_>]) -> Option<String> {
         DeclaredState::Unclear => parts.push("declared in a way that is not understood here".to_owned()),
         _ => {}
     }
-    Some(format!("{} ({name})", parts.join("; ")))
+    let mut text = format!("{} ({name})", parts.join("; "));
+    if let Some(other) = stretch.beside {
+        let _ = write!(text, "; {} vouches for the time", witnesses[other].name);
+    }
+    Some(text)
 }
 
 /// A collector that is heard but whose records are not all here is told from one that is not heard.

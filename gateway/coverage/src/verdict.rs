@@ -1,4 +1,4 @@
-//! Sweeps one class of one instance over an interval: the best state that any collector vouches for.
+//! Sweeps one class of one instance over an interval: the worst state of the collectors that claim it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -58,8 +58,8 @@ pub(crate) struct Stretch<'i> {
     pub(crate) why: Why<'i>,
     pub(crate) lost: u64,
     pub(crate) exact: Option<bool>,
-    /// Another collector that lost records which this one has.
-    pub(crate) beside: Option<(usize, CauseBits)>,
+    /// Another collector that vouches for the stretch. It adds evidence, and does not make up for what is missing.
+    pub(crate) beside: Option<usize>,
 }
 
 impl<'i> Witness<'i> {
@@ -155,6 +155,14 @@ struct Opinion<'i> {
     causes: CauseBits,
 }
 
+impl Opinion<'_> {
+    /// Whether the collector speaks for the class: not where it said that it cannot see it, nor once it said that it
+    /// stopped. One that only fell silent goes on claiming.
+    fn claims(&self) -> bool {
+        self.declared.state != DeclaredState::Unsupported && !matches!(self.alive, Alive::Stopped(_))
+    }
+}
+
 impl<'i> Walk<'i> {
     fn new(witness: &Witness<'i>, instance: &str, class: EventClass) -> Self {
         let mine: Vec<&Mark> = witness.marks.iter().filter(|mark| mark.classes.has(class)).collect();
@@ -195,7 +203,7 @@ impl<'i> Walk<'i> {
             self.ends.pop();
             let (_, _, cause, count, exact) = self.marks[i];
             if i >= self.counted_to {
-                // It mattered nowhere: another collector has the records.
+                // It mattered nowhere: the collector claimed nothing at the time.
                 self.uncounted = self.uncounted.saturating_sub(count);
             }
             self.at_work[cause as usize] -= 1;
@@ -305,7 +313,7 @@ pub(crate) fn stretches<'i>(
             {
                 last.to = stretch.to;
                 last.lost = last.lost.saturating_add(stretch.lost);
-                last.exact = last.exact.zip(stretch.exact).map(|(a, b)| a && b);
+                last.exact = [last.exact, stretch.exact].into_iter().flatten().reduce(|a, b| a && b);
             }
             _ => out.push(stretch),
         }
@@ -313,33 +321,42 @@ pub(crate) fn stretches<'i>(
     out
 }
 
-/// The best opinion of `[from, to)`, in which nothing changes.
+/// The opinion of `[from, to)`, in which nothing changes: the worst of those who claim the class, so that nobody hides what
+/// another lost; where nobody claims it, the best of the others.
 fn moment<'i>(walks: &mut [Walk<'i>], from: i64, to: i64) -> Stretch<'i> {
-    let mut best: Option<(usize, Opinion<'i>)> = None;
-    let mut lossy: Option<(usize, CauseBits)> = None;
+    let mut opinions: Vec<(usize, Opinion<'i>)> = Vec::with_capacity(walks.len());
     let mut any_config = false;
     for (by, walk) in walks.iter_mut().enumerate() {
         match walk.opinion(from) {
-            Ok(opinion) => {
-                if opinion.causes != 0 && lossy.is_none() {
-                    lossy = Some((by, opinion.causes));
-                }
-                if best.as_ref().is_none_or(|(_, known)| opinion.state < known.state) {
-                    best = Some((by, opinion));
-                }
-            }
+            Ok(opinion) => opinions.push((by, opinion)),
             Err(config) => any_config |= config,
         }
     }
-    let Some((by, opinion)) = best else {
+    let deciding = if opinions.iter().any(|(_, opinion)| opinion.claims()) {
+        opinions.retain(|(_, opinion)| opinion.claims());
+        opinions.iter().max_by_key(|(by, opinion)| (opinion.state, Reverse(*by)))
+    } else {
+        let best = opinions.iter().map(|(by, opinion)| (opinion.state, *by)).min();
+        opinions.retain(|(by, opinion)| Some((opinion.state, *by)) == best);
+        opinions.first()
+    };
+    let Some((by, Opinion { state, declared, alive, causes })) = deciding else {
         let why = if any_config { Why::NoClass } else { Why::NoConfig };
         let state = CoverageState::Unobserved;
         return Stretch { from, to, state, why, lost: 0, exact: None, beside: None };
     };
-    let walk = &mut walks[by];
-    let lost = if opinion.causes == 0 { 0 } else { walk.count() };
-    let exact = walk.exact(&opinion);
-    let beside = lossy.filter(|(other, _)| *other != by && opinion.state == CoverageState::Covered);
-    let Opinion { state, declared, alive, causes } = opinion;
-    Stretch { from, to, state, why: Why::Declared { by, declared, alive, causes }, lost, exact, beside }
+    let why = Why::Declared { by: *by, declared, alive: *alive, causes: *causes };
+    let covered = |(_, opinion): &&(usize, Opinion<'_>)| opinion.state == CoverageState::Covered;
+    let beside = opinions.iter().find(covered).map(|(other, _)| *other).filter(|other| other != by);
+    let mut stretch = Stretch { from, to, state: *state, why, lost: 0, exact: None, beside };
+    // Whether every number is exact, of those who lost something; silence is no number.
+    let missing = opinions.iter().filter(|(_, opinion)| opinion.state >= CoverageState::Lossy);
+    let exacts: Vec<Option<bool>> = missing.map(|(by, opinion)| walks[*by].exact(opinion)).collect();
+    if exacts.iter().any(Option::is_some) {
+        stretch.exact = Some(exacts.iter().all(|exact| *exact == Some(true)));
+    }
+    for (by, _) in opinions.iter().filter(|(_, opinion)| opinion.causes != 0) {
+        stretch.lost = stretch.lost.saturating_add(walks[*by].count());
+    }
+    stretch
 }

@@ -40,6 +40,9 @@ enum Command {
         /// Shows the configuration in force with the origin of every value, and exits.
         #[arg(long)]
         print_config: bool,
+        /// Goes on although the control journal lost records; the decision goes on the record.
+        #[arg(long)]
+        accept_control_damage: bool,
         #[command(flatten)]
         overrides: Overrides,
     },
@@ -97,9 +100,10 @@ fn main() -> ExitCode {
 
 async fn execute(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Run { config, print_config, overrides } => {
+        Command::Run { config, print_config, accept_control_damage, overrides } => {
             let layers = Layers::load(config.as_deref(), &overrides)?;
-            let config = layers.config()?;
+            let mut config = layers.config()?;
+            config.store.accept_control_damage = accept_control_damage;
             if print_config {
                 return print(&layers.to_toml());
             }

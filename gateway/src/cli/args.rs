@@ -20,6 +20,7 @@ Examples:
   activity query --event process.exec,network.flow.closed --peer 10.0.0.0/8 --format ndjson
   activity coverage --instance sandbox-7 --from 2026-08-01 --require-complete
   activity verify /var/lib/activity-gateway/store --trust gateway.pub
+  activity export --session s-42 -o s-42.bundle && activity verify s-42.bundle --trust gateway.pub
 
 Exit status: 0 answered and complete; 3 answered, coverage incomplete; 2 usage; 4 not authorised;
 5 integrity failure; 1 anything else."
@@ -93,7 +94,9 @@ Times are UTC.")]
     Query(Box<QueryArgs>),
     /// Says what was watched, what was lost and what was never visible.
     Coverage(CoverageArgs),
-    /// Checks a store offline: signatures, chains, roots, log.
+    /// Writes all matching events and what proves them into one file that verifies by itself.
+    Export(Box<ExportArgs>),
+    /// Checks a store or an exported bundle offline: signatures, chains, roots, log.
     Verify(VerifyArgs),
     /// Takes in foreign activity.event/v1 lines as derived evidence.
     Import(ImportArgs),
@@ -145,8 +148,9 @@ pub struct TimelineArgs {
     pub class: Option<String>,
 }
 
+/// Which events.
 #[derive(Debug, Clone, Args)]
-pub struct QueryArgs {
+pub struct Filter {
     #[arg(long)]
     pub instance: Option<String>,
     #[arg(long)]
@@ -179,15 +183,36 @@ pub struct QueryArgs {
     pub executable: Option<String>,
     #[command(flatten)]
     pub interval: Interval,
+    /// Event classes that must be covered for the answer to be complete.
+    #[arg(long, value_name = "CLASSES")]
+    pub class: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct QueryArgs {
+    #[command(flatten)]
+    pub filter: Filter,
     /// Most events.
     #[arg(long, default_value_t = 1_000)]
     pub limit: usize,
     /// Goes on where an answer before ended.
     #[arg(long)]
     pub cursor: Option<String>,
-    /// Event classes that must be covered for the answer to be complete.
-    #[arg(long, value_name = "CLASSES")]
-    pub class: Option<String>,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ExportArgs {
+    #[command(flatten)]
+    pub filter: Filter,
+    /// The bundle.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Replaces a file that is there.
+    #[arg(long)]
+    pub force: bool,
+    /// A checkpoint that the reader kept from before: the bundle then proves that the log still holds it.
+    #[arg(long, value_name = "FILE")]
+    pub checkpoint: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Args)]
@@ -206,8 +231,8 @@ pub struct CoverageArgs {
 
 #[derive(Debug, Clone, Args)]
 pub struct VerifyArgs {
-    /// The store's directory.
-    pub store: PathBuf,
+    /// The store's directory, or a bundle.
+    pub evidence: PathBuf,
     /// The gateway's public key, base64, or a file that holds it.
     #[arg(long, value_name = "KEY")]
     pub trust: Option<String>,
@@ -217,7 +242,7 @@ pub struct VerifyArgs {
     /// What cannot be established is a failure.
     #[arg(long)]
     pub strict: bool,
-    /// Lists the evidence files.
+    /// Lists the evidence files of a store, or the batches of a bundle.
     #[arg(long)]
     pub list: bool,
 }

@@ -8,8 +8,9 @@ use activity_schema::api::ErrorAnswer;
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST};
-use http::{Method, Request, StatusCode, Uri};
+use http::{Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls_pki_types::pem::PemObject as _;
@@ -61,7 +62,47 @@ impl Client {
         self.ask(Method::POST, path, body).await
     }
 
+    /// Hands each part of an answer to `take` as it arrives.
+    pub(super) async fn post_to(
+        &self,
+        path: &str,
+        mut take: impl FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> Result<(), CliError> {
+        let patient =
+            |what| move |_| anyhow!("the gateway did not {what} for {} s", ANSWER_TIMEOUT.as_secs());
+        let sending = self.send(Method::POST, path, Bytes::new());
+        let response = tokio::time::timeout(ANSWER_TIMEOUT, sending).await.map_err(patient("answer"))??;
+        let (parts, mut body) = response.into_parts();
+        if !parts.status.is_success() {
+            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|e| anyhow!("reading the gateway's answer: {e}"))?;
+            return judge(parts.status, body.to_bytes()).map(drop);
+        }
+        loop {
+            let frame = tokio::time::timeout(ANSWER_TIMEOUT, body.frame()).await.map_err(patient("go on"))?;
+            let Some(frame) = frame else { return Ok(()) };
+            let frame = frame.context("the gateway's answer broke off")?;
+            if let Some(data) = frame.data_ref() {
+                take(data).context("writing the answer")?;
+            }
+        }
+    }
+
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, CliError> {
+        let answer = async {
+            let (parts, body) = self.send(method, path, body).await?.into_parts();
+            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
+            let body = body.map_err(|e| anyhow!("reading the gateway's answer: {e}"))?;
+            Ok::<_, CliError>((parts.status, body.to_bytes()))
+        };
+        let (status, body) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
+            anyhow!("the gateway did not finish its answer; ask for less with --from or --limit")
+        })??;
+        judge(status, body)
+    }
+
+    /// Connects, and asks; the answer's body is not read yet.
+    async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Response<Incoming>, CliError> {
         let connecting = tokio::time::timeout(CONNECT_TIMEOUT, self.connect());
         let mut sender = connecting
             .await
@@ -77,17 +118,7 @@ impl Client {
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .context("the request")?;
-        let answer = async {
-            let response = sender.send_request(request).await.context("asking the gateway")?;
-            let (parts, body) = response.into_parts();
-            let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-            let body = body.map_err(|e| anyhow!("reading the gateway's answer: {e}"))?;
-            Ok::<_, CliError>((parts.status, body.to_bytes()))
-        };
-        let (status, body) = tokio::time::timeout(ANSWER_TIMEOUT, answer).await.map_err(|_| {
-            anyhow!("the gateway did not finish its answer; ask for less with --from or --limit")
-        })??;
-        judge(status, body)
+        Ok(sender.send_request(request).await.context("asking the gateway")?)
     }
 
     async fn connect(&self) -> Result<hyper::client::conn::http1::SendRequest<Full<Bytes>>, CliError> {

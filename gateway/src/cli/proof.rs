@@ -71,7 +71,17 @@ fn check(proof: &EventProof, trust: Option<PublicKey>) -> Result<Vec<String>, &'
 
 /// A key as base64, or the file that holds it.
 pub(super) fn read_key(text: &str) -> Result<PublicKey, CliError> {
-    let content = std::fs::read_to_string(text).unwrap_or_else(|_| text.to_owned());
-    PublicKey::from_base64(&content)
-        .map_err(|e| CliError::Usage(format!("--trust {text:?}: {e}; `activity status` shows the gateway's")))
+    if let Ok(key) = PublicKey::from_base64(text) {
+        return Ok(key);
+    }
+    let content = std::fs::read_to_string(text).map_err(|e| {
+        CliError::Usage(format!(
+            "--trust {text:?} is neither a key (32 bytes, base64) nor a file that reads ({e}); `activity status` shows the gateway's key"
+        ))
+    })?;
+    PublicKey::from_base64(&content).map_err(|e| {
+        CliError::Usage(format!(
+            "--trust: the file {text:?} holds {e}; `activity status` shows the gateway's"
+        ))
+    })
 }

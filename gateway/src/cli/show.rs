@@ -7,7 +7,7 @@ use activity_schema::{Event, Timestamp};
 use bytes::Bytes;
 use serde_json::value::RawValue;
 
-use super::args::{CoverageArgs, Format, Interval, Place, QueryArgs, TimelineArgs};
+use super::args::{CoverageArgs, Filter, Format, Interval, Place, QueryArgs, TimelineArgs};
 use super::output::{Output, complain};
 use super::source::Source;
 use super::{CliError, Ending, times};
@@ -45,27 +45,7 @@ pub(super) async fn timeline(place: &Place, args: TimelineArgs, out: &Output) ->
 
 pub(super) async fn query(place: &Place, args: QueryArgs, out: &Output) -> Result<Ending, CliError> {
     let source = Source::open(place).await?;
-    let (from, to) = interval(&args.interval)?;
-    let params = Params {
-        from,
-        to,
-        instance: args.instance,
-        session: args.session,
-        mission: args.mission,
-        task: args.task,
-        tool_call: args.tool_call,
-        command: args.command,
-        process: args.process,
-        event: args.event,
-        plane: args.plane,
-        outcome: args.outcome,
-        trust: args.trust,
-        peer: args.peer,
-        executable: args.executable,
-        class: args.class,
-        cursor: args.cursor,
-        ..tenant(place)
-    };
+    let params = Params { cursor: args.cursor, ..filter(place, args.filter)? };
     let all = gather(&source, "/v1/query", params, args.limit).await?;
     match out.format {
         Format::Text => {
@@ -139,7 +119,7 @@ fn damaged(tail: &Tail) -> Ending {
     Ending::Damaged
 }
 
-fn ending(report: &CoverageReport) -> Ending {
+pub(super) fn ending(report: &CoverageReport) -> Ending {
     match story::judge(report) {
         Judgement::Complete => Ending::Complete,
         Judgement::Incomplete => Ending::Incomplete,
@@ -249,6 +229,30 @@ fn parse(lines: &[Bytes]) -> Vec<Event<'_>> {
         ));
     }
     events.into_iter().flatten().collect()
+}
+
+/// The parameters of a question.
+pub(super) fn filter(place: &Place, filter: Filter) -> Result<Params, CliError> {
+    let (from, to) = interval(&filter.interval)?;
+    Ok(Params {
+        from,
+        to,
+        instance: filter.instance,
+        session: filter.session,
+        mission: filter.mission,
+        task: filter.task,
+        tool_call: filter.tool_call,
+        command: filter.command,
+        process: filter.process,
+        event: filter.event,
+        plane: filter.plane,
+        outcome: filter.outcome,
+        trust: filter.trust,
+        peer: filter.peer,
+        executable: filter.executable,
+        class: filter.class,
+        ..tenant(place)
+    })
 }
 
 fn tenant(place: &Place) -> Params {

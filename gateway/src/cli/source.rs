@@ -2,6 +2,7 @@
 
 use activity_schema::coverage::CoverageReport;
 use activity_schema::ids::TenantId;
+use activity_store::{ExportError, ExportRequest};
 use anyhow::Context as _;
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -23,6 +24,9 @@ impl From<EvidenceError> for CliError {
     fn from(error: EvidenceError) -> Self {
         match error {
             EvidenceError::Question(source) => CliError::Usage(source.to_string()),
+            EvidenceError::Export(
+                source @ (ExportError::Empty | ExportError::Kept { .. } | ExportError::TooLong(_)),
+            ) => CliError::Usage(source.to_string()),
             other => CliError::Other(other.into()),
         }
     }
@@ -122,6 +126,36 @@ impl Source {
                 let path = with(&format!("/v1/proof/{event}"), params)?;
                 Ok(serde_json::from_slice(&client.get(&path).await?)?)
             }
+        }
+    }
+
+    /// Writes a bundle; `progress` hears how many bytes are written.
+    pub(super) async fn export(
+        &self,
+        params: &Params,
+        file: &mut (impl std::io::Write + Send),
+        mut progress: impl FnMut(u64) + Send,
+    ) -> Result<(), CliError> {
+        let mut bytes = 0;
+        let mut write = |part: &[u8]| {
+            bytes += part.len() as u64;
+            progress(bytes);
+            file.write_all(part)
+        };
+        match self {
+            Source::Store(evidence) => {
+                let tenant = self.tenant(params).await?;
+                let query = params.query().map_err(|e| CliError::Usage(e.to_string()))?;
+                let actor = format!("uid {} on the disk of the store", nix::unistd::getuid());
+                let request = ExportRequest { query, actor, kept_size: params.kept_size };
+                let mut exporting = evidence.export(&tenant, request).await?;
+                while let (next, Some(part)) = evidence.next_part(exporting).await? {
+                    write(&part).context("writing the bundle")?;
+                    exporting = next;
+                }
+                Ok(())
+            }
+            Source::Gateway(client) => client.post_to(&with("/v1/exports", params)?, write).await,
         }
     }
 

@@ -1,26 +1,31 @@
-//! Offline verification of a store: what holds, what does not, what cannot be told from the store alone.
+//! Offline verification of a store (a bundle: see `bundle`): what holds, what does not, what cannot be told from the store alone.
 
 use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use activity_store::{
-    Progress, Severity, TenantVerified, VerifyOptions, VerifyReport, evidence_files, verify_store,
-};
-use anyhow::Context as _;
+use activity_schema::checkpoint::Checkpoint;
+use activity_store::{Severity, TenantVerified, VerifyOptions, VerifyReport, evidence_files, verify_store};
 
 use super::args::{Format, VerifyArgs};
 use super::output::Output;
 use super::proof::read_key;
-use super::{CliError, Ending};
+use super::{CliError, Ending, bundle};
 use crate::story::{bytes, escape};
 
 /// How often progress is drawn.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 
+/// Problems shown as text; the document has them all.
+const PROBLEMS_SHOWN_MAX: usize = 20;
+
 pub(super) fn verify(args: VerifyArgs, out: &Output) -> Result<Ending, CliError> {
-    let files = evidence_files(&args.store);
+    if args.evidence.is_file() {
+        return bundle::verify(&args, out);
+    }
+    let files = evidence_files(&args.evidence);
     if files.is_empty() {
-        return Err(CliError::Usage(format!("{} holds no store", args.store.display())));
+        return Err(CliError::Usage(format!("{} is neither a store nor a bundle", args.evidence.display())));
     }
     if args.list {
         for file in &files {
@@ -28,17 +33,11 @@ pub(super) fn verify(args: VerifyArgs, out: &Output) -> Result<Ending, CliError>
         }
         return Ok(Ending::Complete);
     }
-    let checkpoint = args.checkpoint.as_ref().map(|path| {
-        std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the checkpoint {}", path.display()))
+    let options = options(&args)?;
+    let mut drawing = Drawing::new("verifying");
+    let report = verify_store(&args.evidence, &options, &mut |progress| {
+        drawing.draw(progress.bytes_done, progress.bytes_total, &progress.file);
     });
-    let options = VerifyOptions {
-        trust: args.trust.as_deref().map(read_key).transpose()?,
-        checkpoint: checkpoint.transpose()?,
-        strict: args.strict,
-    };
-    let mut drawing = Drawing::new();
-    let report = verify_store(&args.store, &options, &mut |progress| drawing.draw(&progress));
     drawing.clear();
     match out.format {
         Format::Text => out.text(&text(&report))?,
@@ -50,6 +49,27 @@ pub(super) fn verify(args: VerifyArgs, out: &Output) -> Result<Ending, CliError>
     Err(CliError::Integrity(why(&report)))
 }
 
+pub(super) fn options(args: &VerifyArgs) -> Result<VerifyOptions, CliError> {
+    Ok(VerifyOptions {
+        trust: args.trust.as_deref().map(read_key).transpose()?,
+        checkpoint: args.checkpoint.as_deref().map(read_checkpoint).transpose()?.map(|(note, _)| note),
+        strict: args.strict,
+    })
+}
+
+/// A checkpoint that was kept in a file: the note, and what it says.
+pub(super) fn read_checkpoint(path: &Path) -> Result<(String, Checkpoint), CliError> {
+    let note = std::fs::read_to_string(path)
+        .map_err(|e| CliError::Usage(format!("--checkpoint {}: {e}", path.display())))?;
+    let checkpoint = Checkpoint::parse(&note).map_err(|e| {
+        CliError::Usage(format!(
+            "--checkpoint {} is no checkpoint: {e}; get one with GET /v1/checkpoint",
+            path.display()
+        ))
+    })?;
+    Ok((note, checkpoint))
+}
+
 /// The report in words: tenants, then what is amiss, then what is not established.
 fn text(report: &VerifyReport) -> String {
     let mut lines = vec![format!("verify    {}", if report.ok { "ok" } else { "FAILED" })];
@@ -58,7 +78,7 @@ fn text(report: &VerifyReport) -> String {
     }
     lines.push(format!("read      {} files, {} control records", report.files, report.control_records));
     lines.extend(report.tenants.iter().map(tenant));
-    for problem in &report.problems {
+    for problem in report.problems.iter().take(PROBLEMS_SHOWN_MAX) {
         let severity = match problem.severity {
             Severity::Damage => "DAMAGE    ",
             Severity::Unfinished => "unfinished",
@@ -66,6 +86,10 @@ fn text(report: &VerifyReport) -> String {
         let at = problem.leaf_index.map(|leaf| format!(" batch {leaf}")).unwrap_or_default();
         let of = problem.tenant.as_ref().map(|t| format!(" of {t}")).unwrap_or_default();
         lines.push(format!("{severity}{at}{of} in {}: {}", problem.file, problem.what));
+    }
+    let more = report.problems.len().saturating_sub(PROBLEMS_SHOWN_MAX);
+    if more > 0 {
+        lines.push(format!("           and {more} more; --format json has them all"));
     }
     lines.extend(report.not_established.iter().map(|what| format!("unproven  {what}")));
     let mut out = String::new();
@@ -108,27 +132,29 @@ fn why(report: &VerifyReport) -> String {
 }
 
 /// A line of progress on standard error, when that is a terminal.
-struct Drawing {
+pub(super) struct Drawing {
+    doing: &'static str,
     shown: bool,
     last: Option<Instant>,
 }
 
 impl Drawing {
-    fn new() -> Self {
-        Drawing { shown: std::io::stderr().is_terminal(), last: None }
+    pub(super) fn new(doing: &'static str) -> Self {
+        Drawing { doing, shown: std::io::stderr().is_terminal(), last: None }
     }
 
-    fn draw(&mut self, progress: &Progress) {
+    /// `total` is 0 when it is not known.
+    pub(super) fn draw(&mut self, done: u64, total: u64, what: &str) {
         if !self.shown || self.last.is_some_and(|last| last.elapsed() < PROGRESS_INTERVAL) {
             return;
         }
         self.last = Some(Instant::now());
         let show = |n: u64| bytes(i64::try_from(n).unwrap_or(i64::MAX));
-        let (done, total) = (show(progress.bytes_done), show(progress.bytes_total));
-        let _ = write!(std::io::stderr(), "\r\x1b[Kverifying {done} of {total} · {}", escape(&progress.file));
+        let of = if total > 0 { format!(" of {}", show(total)) } else { String::new() };
+        let _ = write!(std::io::stderr(), "\r\x1b[K{} {}{of} · {}", self.doing, show(done), escape(what));
     }
 
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         if self.last.is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }

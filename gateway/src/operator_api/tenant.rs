@@ -19,6 +19,7 @@ use crate::wire::Params;
 #[derive(Debug)]
 pub struct Asked {
     pub tenant: TenantId,
+    pub operator: OperatorIdentity,
     pub params: Params,
 }
 
@@ -47,7 +48,7 @@ impl FromRequestParts<Arc<Gateway>> for Asked {
             None => sole(&visible)?,
         };
         let Some(tenant) = wanted.cloned() else {
-            let principal = Identity::Operator(operator).to_string();
+            let principal = Identity::Operator(operator.clone()).to_string();
             let action = action_of(parts.uri.path());
             gateway.metrics.refused_reads.fetch_add(1, Ordering::Relaxed);
             gateway.audit.refused(&principal, action);
@@ -55,7 +56,7 @@ impl FromRequestParts<Arc<Gateway>> for Asked {
         };
         let params: Params = serde_urlencoded::from_str(query)
             .map_err(|e| Refusal::bad_request(format!("the parameters are not valid: {e}")))?;
-        Ok(Asked { tenant, params })
+        Ok(Asked { tenant, operator, params })
     }
 }
 

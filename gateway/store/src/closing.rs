@@ -83,7 +83,7 @@ pub(crate) fn close(shared: &Shared) -> Result<(), CloseError> {
     let storage = &env.storage;
     sync_rest(shared)?;
     let mut journal = shared.control.lock();
-    let framed = journal.frame(env, &shared.signer, vec![ControlRecord::Closed])?;
+    let framed = journal.frame(env, shared.signer(), vec![ControlRecord::Closed])?;
     let statement = Statement {
         at: env.now(),
         control_hash: framed.hash,
@@ -94,7 +94,7 @@ pub(crate) fn close(shared: &Shared) -> Result<(), CloseError> {
     };
     let mut json = serde_json::to_vec(&statement)?;
     json.push(b'\n');
-    let signature = BASE64.encode(shared.signer.sign(Purpose::Manifest, &[TITLE, &json].concat()));
+    let signature = BASE64.encode(shared.signer().sign(Purpose::Manifest, &[TITLE, &json].concat()));
     let bytes = [TITLE, signature.as_bytes(), b"\n", &json].concat();
     let (path, temporary) = (dir.join(NAME), dir.join(TEMPORARY));
     remove(env, &temporary).map_err(at(&temporary))?;

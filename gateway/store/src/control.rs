@@ -9,6 +9,8 @@
 //! `previous` is the SHA-256 of the payload before (zeros for the first). The signature is the gateway's, over
 //! `"activity-control-v1\0" ‖ JSON` in the manifest domain.
 
+mod torn;
+
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -194,7 +196,12 @@ pub(crate) struct JournalScan {
     pub entries: Vec<(Entry, Hash)>,
     /// What is amiss, in words, with the file's name.
     pub findings: Vec<String>,
+    /// Those of them that no crash explains: records that were durable are lost or changed, maybe revocations. Without
+    /// those that the store was opened with all the same, by somebody's decision.
+    pub damage: Vec<String>,
     pub last: Option<FileEnd>,
+    /// The last file goes on behind its last record with bytes that are kept as evidence.
+    pub last_is_kept: bool,
     /// Files with bytes after their last record: appends that a crash cut short, and that nobody was told of.
     pub tails: Vec<FileEnd>,
 }
@@ -224,15 +231,49 @@ pub(crate) fn cut_tails(env: &Env, dir: &Path, scan: &JournalScan) -> io::Result
     Ok(())
 }
 
+impl JournalScan {
+    /// After a failed append the journal goes on in another file, named by its first sequence: what the file before holds
+    /// from there on was never acknowledged. Returns the sequence and hash that `first` then follows.
+    fn abandon(&mut self, first: &Entry) -> Option<(u64, Hash)> {
+        let kept = self.entries.iter().rposition(|(entry, _)| entry.sequence < first.sequence)?;
+        let (entry, hash) = &self.entries[kept];
+        if entry.sequence + 1 != first.sequence || *hash != first.previous {
+            return None;
+        }
+        let hash = *hash;
+        self.entries.truncate(kept + 1);
+        Some((first.sequence, hash))
+    }
+}
+
+/// Puts a last file that holds no record aside, so that its name can be used again.
+pub(crate) fn set_aside(env: &Env, dir: &Path, scan: &JournalScan) -> io::Result<()> {
+    let Some(FileEnd { file, len: 0 }) = scan.last.filter(|_| scan.last_is_kept) else { return Ok(()) };
+    let path = dir.join(numbered_name(file, "log"));
+    env.storage.rename(&path, &path.with_extension("log.damaged"))?;
+    env.storage.sync_dir(dir)
+}
+
 /// Reads every journal file, checking chain and signatures.
 pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<JournalScan> {
-    let mut scan = JournalScan { entries: Vec::new(), findings: Vec::new(), last: None, tails: Vec::new() };
+    let mut scan = JournalScan {
+        entries: Vec::new(),
+        findings: Vec::new(),
+        damage: Vec::new(),
+        last: None,
+        last_is_kept: false,
+        tails: Vec::new(),
+    };
     let mut previous = Hash::default();
     let mut expected = 1u64;
     for file in env.storage.numbered(dir, "log")? {
         let name = numbered_name(file, "log");
         let bytes = env.storage.read(&dir.join(&name))?;
-        let mut len = 0;
+        let (mut len, mut torn) = (0, true);
+        let damage = |scan: &mut JournalScan, what: String| {
+            scan.findings.push(what.clone());
+            scan.damage.push(what);
+        };
         if bytes.is_empty() {
             scan.findings.push(format!("control/{name}: its 0 bytes are no record"));
         }
@@ -242,43 +283,96 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
                     len = (offset + crate::frame::FRAME_HEADER_BYTES + payload.len()) as u64;
                     match read_entry(payload, key) {
                         Ok(entry) => {
+                            if offset == 0 && entry.sequence == file {
+                                (expected, previous) = scan.abandon(&entry).unwrap_or((expected, previous));
+                            }
                             if entry.sequence != expected || entry.previous != previous {
                                 scan.tails.pop();
-                                scan.findings.push(format!(
+                                let what = format!(
                                     "control/{name}: record {} does not follow record {}",
                                     entry.sequence,
                                     expected - 1
-                                ));
+                                );
+                                damage(&mut scan, what);
                             }
                             expected = entry.sequence + 1;
                             previous = Hash::of(&[payload]);
                             scan.entries.push((entry, previous));
                         }
-                        Err(why) => {
-                            scan.findings.push(format!("control/{name}: frame at {offset}: {why}"));
-                        }
+                        Err(why) => damage(&mut scan, format!("control/{name}: frame at {offset}: {why}")),
                     }
                 }
                 Found::Frame { offset, .. } => {
-                    scan.findings.push(format!("control/{name}: foreign frame at {offset}"));
+                    damage(&mut scan, format!("control/{name}: foreign frame at {offset}"));
                 }
                 Found::Damaged { offset, len } => {
-                    scan.findings.push(format!("control/{name}: {len} damaged bytes at {offset}"));
+                    damage(&mut scan, format!("control/{name}: {len} damaged bytes at {offset}"));
                 }
-                Found::Tail { offset, len } => {
+                Found::Tail { offset, len } if torn::is_torn(&bytes[offset..]) => {
                     scan.findings.push(format!(
                         "control/{name}: {len} bytes at the end, from {offset}, are no record"
                     ));
                 }
+                Found::Tail { offset, len } => {
+                    torn = false;
+                    damage(
+                        &mut scan,
+                        format!("control/{name}: {len} damaged bytes at the end, from {offset}"),
+                    );
+                }
             }
         }
         let end = FileEnd { file, len };
-        if bytes.len() as u64 > len || len == 0 {
+        if torn && (bytes.len() as u64 > len || len == 0) {
             scan.tails.push(end);
         }
         scan.last = Some(end);
+        scan.last_is_kept = !torn;
+    }
+    for (entry, _) in &scan.entries {
+        if let ControlRecord::Recovered { findings } = &entry.record {
+            scan.damage.retain(|what| !findings.contains(what));
+        }
     }
     Ok(scan)
+}
+
+/// A record as it was signed.
+pub(crate) struct Signed {
+    pub entry: Entry,
+    pub json: String,
+    pub signature: [u8; SIGNATURE_BYTES],
+}
+
+/// The records that `wanted` takes, in their order; what does not check is left out.
+pub(crate) fn signed_records(
+    env: &Env,
+    dir: &Path,
+    key: PublicKey,
+    wanted: impl Fn(&ControlRecord) -> bool,
+) -> io::Result<Vec<Signed>> {
+    let mut records = Vec::new();
+    for file in env.storage.numbered(dir, "log")? {
+        let bytes = env.storage.read(&dir.join(numbered_name(file, "log")))?;
+        for found in Scan::new(&bytes, 0) {
+            let Found::Frame { kind: Kind::Control, payload, .. } = found else { continue };
+            let Ok(entry) = read_entry(payload, key) else { continue };
+            if let (true, Some((signature, json))) = (wanted(&entry.record), payload.split_first_chunk()) {
+                let json = String::from_utf8_lossy(json).into_owned();
+                records.push(Signed { entry, json, signature: *signature });
+            }
+        }
+    }
+    Ok(records)
+}
+
+/// Reads a record that was taken out of the journal.
+pub(crate) fn read_signed(
+    json: &str,
+    signature: &[u8; SIGNATURE_BYTES],
+    key: PublicKey,
+) -> Result<Entry, &'static str> {
+    read_entry(&[signature, json.as_bytes()].concat(), key)
 }
 
 fn read_entry(payload: &[u8], key: PublicKey) -> Result<Entry, &'static str> {
@@ -300,7 +394,7 @@ impl ControlJournal {
             dir,
             file,
             len,
-            usable: true,
+            usable: !scan.last_is_kept,
             name_synced: false,
             next_sequence: sequence + 1,
             last_hash,
@@ -362,6 +456,15 @@ impl ControlJournal {
         debug_assert_eq!(framed.sequence + 1, self.next_sequence + framed.records.len() as u64);
         if !self.usable || self.len > FILE_BYTES_MAX {
             (self.file, self.len, self.name_synced) = (self.next_sequence, 0, false);
+            // A failed attempt under this name: two attempts in one place would look like damage.
+            let path = self.dir.join(numbered_name(self.file, "log"));
+            match env.storage.remove(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    self.usable = false;
+                    return Err(ControlError::Io { path, source });
+                }
+                _ => self.usable = true,
+            }
         }
         let path = self.dir.join(numbered_name(self.file, "log"));
         if let Err(source) = self.write_frames(env, &path, &framed.bytes) {

@@ -268,7 +268,7 @@ impl Importer {
         let raw = batch::join_lines(lines.iter().map(Vec::as_slice));
         let body = batch::compress(&raw).map_err(|e| ImportError::Batch(e.to_string()))?;
         let header = self.header(shared, &lines, raw.len() as u64, range);
-        let signed = SignedBatch::sign(header, Some(body.into()), &shared.signer);
+        let signed = SignedBatch::sign(header, Some(body.into()), shared.signer());
         self.next_number += 1;
         self.next_sequence += lines.len() as u64;
         self.previous = signed.hash();
@@ -310,7 +310,7 @@ impl Importer {
             epoch: self.stream.epoch.clone(),
             first_sequence: self.next_sequence,
             host: self.host.clone(),
-            key_id: shared.signer.id().clone(),
+            key_id: shared.signer().id().clone(),
             last_sequence: self.next_sequence + count - 1,
             merkle_root: batch::lines_root(lines.iter().map(|line| Leaf::Line(line))),
             occurred_max: range.1,

@@ -19,6 +19,7 @@
 mod aead;
 mod block;
 mod block_entry;
+mod bundle;
 mod check;
 mod closing;
 mod commit;
@@ -63,6 +64,10 @@ mod verify_tenant;
 mod wire;
 
 pub use aead::Secret;
+pub use bundle::{
+    BundleKey, BundleProblem, BundleReport, BundleStep, Consistency, Export, ExportError, ExportRequest,
+    Loss, Manifest, verify_bundle,
+};
 pub use control::{ControlError, ControlRecord, Enrolment, Import, ReadAudit, Revocation};
 pub use elide::{ElideError, ElideReport, RewriteError, Selector};
 pub use import::{ImportDefaults, ImportError, ImportReport};

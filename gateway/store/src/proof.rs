@@ -40,7 +40,7 @@ impl Store {
 }
 
 impl Shared {
-    fn leaves(&self, tenant: &Tenant) -> Option<Vec<Hash>> {
+    pub(crate) fn leaves(&self, tenant: &Tenant) -> Option<Vec<Hash>> {
         let result = if self.read_only {
             read_leaves(&self.env, &tenant.dir.join("log"))
         } else {
@@ -61,8 +61,14 @@ impl Shared {
         if self.read_only {
             return None;
         }
-        let made = log.checkpoint(&self.env, &self.signer);
+        let made = log.checkpoint(&self.env, self.signer.as_ref()?);
         made.inspect_err(|error| tracing::error!(%error, "no checkpoint")).ok()
+    }
+
+    /// The newest checkpoint that covers `size` batches, else the newest that was written.
+    pub(crate) fn checkpoint_for_export(&self, tenant: &Tenant, size: u64) -> Option<String> {
+        let covering = self.checkpoint_of(tenant, size.checked_sub(1));
+        covering.or_else(|| tenant.log.lock().latest().cloned())
     }
 
     fn find_event(&self, tenant: &Tenant, id: Uuid) -> Option<(StoredBatch, usize)> {
@@ -133,7 +139,7 @@ impl Shared {
             line_path,
             header: String::from_utf8(batch.header_bytes.to_vec()).ok()?,
             signature: batch.signature,
-            receipt: receipt_of(batch, tenant.log.lock().origin(), self.signer.id().clone()),
+            receipt: receipt_of(batch, tenant.log.lock().origin(), self.meta.gateway_key.id()),
             leaf_index: batch.leaf_index,
             log_path,
             checkpoint,

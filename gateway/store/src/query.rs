@@ -24,7 +24,7 @@ use crate::types::{Answer, CoverageQuery, LIMIT_DEFAULT, LIMIT_MAX, Query, Store
 /// How often a plan is made anew when files were sealed under it.
 const PLANS_MAX: usize = 5;
 /// Places of damage that an answer names; the rest is counted.
-const UNREADABLE_NAMED_MAX: usize = 16;
+pub(crate) const UNREADABLE_NAMED_MAX: usize = 16;
 
 /// Where an event stands in the order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,14 +60,14 @@ impl Cursor {
 }
 
 /// What may hold matches.
-enum Candidate {
+pub(crate) enum Candidate {
     Open(Arc<OpenBatch>),
     Block(BlockRef),
 }
 
 impl Candidate {
     /// Where it is, for who looks for damage.
-    fn name(&self, tenant: &Tenant) -> String {
+    pub(crate) fn name(&self, tenant: &Tenant) -> String {
         match self {
             Candidate::Open(batch) => {
                 format!("commit/{}: batch {} of the log", numbered_name(batch.file, "log"), batch.leaf_index)
@@ -184,11 +184,8 @@ impl Shared {
         leaves: &std::ops::Range<u64>,
         page: &mut Page,
     ) -> Result<(), Moved> {
-        let missing = tenant.state.read().missing;
-        if missing > 0 {
-            let what = format!("{missing} batches of the log are in no file that reads");
-            let files = self.doubtful_files(tenant).into_iter();
-            page.damage(missing, files.fold(what, |what, file| format!("{what}; see {file}")));
+        if let Some((missing, what)) = self.missing(tenant) {
+            page.damage(missing, what);
         }
         for candidate in self.plan(tenant, matcher, leaves) {
             if page.is_past(candidate.occurred_min()) {
@@ -215,6 +212,14 @@ impl Shared {
         Ok(())
     }
 
+    /// How many batches of the log were in no file that reads when the store was opened, and where to look.
+    pub(crate) fn missing(&self, tenant: &Tenant) -> Option<(u64, String)> {
+        let missing = Some(tenant.state.read().missing).filter(|missing| *missing > 0)?;
+        let what = format!("{missing} batches of the log are in no file that reads");
+        let files = self.doubtful_files(tenant).into_iter();
+        Some((missing, files.fold(what, |what, file| format!("{what}; see {file}"))))
+    }
+
     /// Files that opening found amiss and that may hold evidence of the tenant.
     fn doubtful_files(&self, tenant: &Tenant) -> BTreeSet<String> {
         let own = format!("tenants/{}/", tenant.id);
@@ -225,7 +230,12 @@ impl Shared {
     }
 
     /// Open batches and blocks that may hold matches, earliest first.
-    fn plan(&self, tenant: &Tenant, matcher: &Matcher, leaves: &std::ops::Range<u64>) -> Vec<Candidate> {
+    pub(crate) fn plan(
+        &self,
+        tenant: &Tenant,
+        matcher: &Matcher,
+        leaves: &std::ops::Range<u64>,
+    ) -> Vec<Candidate> {
         // Under one lock: a batch is either open or in a listed segment.
         let (open, segments) = {
             let state = tenant.state.read();

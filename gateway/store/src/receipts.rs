@@ -40,11 +40,11 @@ impl Shared {
             batch_hash,
             durable: true,
             gateway_time: stored.received_at,
-            key_id: self.signer.id().clone(),
+            key_id: self.signer().id().clone(),
             leaf_index: stored.leaf_index,
             log_id: origin.to_owned(),
         };
-        Receipt::sign(body, &self.signer)
+        Receipt::sign(body, self.signer())
     }
 
     /// Heartbeats among these lines with a receipt that this store did not give.

@@ -71,6 +71,9 @@ fn tenant_ids(shared: &Shared) -> Result<Vec<TenantId>, OpenError> {
     Ok(names.into_iter().filter_map(|name| TenantId::new(name).ok()).collect())
 }
 
+/// Ending of the name under which the damaged end of a commit file is kept as evidence.
+pub(crate) const TAIL: &str = "tail";
+
 struct Recovery<'a> {
     shared: &'a Shared,
     findings: Vec<String>,
@@ -318,9 +321,17 @@ impl Recovery<'_> {
         let tail = (file.bytes.len() as u64).saturating_sub(end);
         if newest && tail > 0 {
             self.shared.metrics.tail_bytes_truncated.add(tail);
-            self.found(format!(
-                "commit/{number:020}.log: {tail} bytes of an unfinished group at the end ({unacknowledged} whole batches, never acknowledged) are cut off"
-            ));
+            let lost = self.lost_leaves();
+            if lost == 0 {
+                self.found(format!(
+                    "commit/{number:020}.log: {tail} bytes of an unfinished group at the end ({unacknowledged} whole batches, never acknowledged) are cut off"
+                ));
+            } else {
+                self.keep_tail(file, end)?;
+                self.found(format!(
+                    "commit/{number:020}.log: {tail} bytes at the end are no whole group, and {lost} batches of the logs are in no file: they were acknowledged, and are damaged; the bytes are kept as commit/{number:020}.{TAIL}"
+                ));
+            }
             if !self.shared.read_only {
                 let path = commit_path(&self.shared.commit_dir(), number);
                 let storage = &self.shared.env.storage;
@@ -331,6 +342,27 @@ impl Recovery<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Leaves of all logs whose batches no file holds. A leaf is written after its batch is durable: no crash explains one.
+    fn lost_leaves(&self) -> u64 {
+        let lost = self.shared.all_tenants().into_iter().map(|tenant| {
+            let logged = tenant.log.lock().size();
+            let state = tenant.state.read();
+            let held = state.segments.values().map(|s| s.batches).sum::<u64>() + state.open.len() as u64;
+            logged.saturating_sub(held)
+        });
+        lost.sum()
+    }
+
+    /// Keeps what stands behind the last whole group of a file before it is cut off.
+    fn keep_tail(&self, file: &CommitFile, end: u64) -> Result<(), OpenError> {
+        if self.shared.read_only {
+            return Ok(());
+        }
+        let path = commit_path(&self.shared.commit_dir(), file.header.number).with_extension(TAIL);
+        let tail = &file.bytes[usize::try_from(end).unwrap_or(0)..];
+        self.shared.env.storage.replace(&path, tail).map_err(|source| OpenError::Io { path, source })
     }
 
     fn is_logged(&self, tenant: &Tenant, index: u64, leaf: Hash) -> bool {
@@ -468,7 +500,7 @@ impl Shared {
         }
         let tenant = open_tenant(&self.env, &self.config.dir, id, &self.keyring, self.read_only)?;
         if !self.read_only {
-            let begun = tenant.log.lock().begin(&self.env, &self.signer);
+            let begun = tenant.log.lock().begin(&self.env, self.signer());
             begun.map_err(|source| OpenError::Io {
                 path: tenant.dir.join("log").join("checkpoints"),
                 source,

@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::closing::{self, Ends};
 use crate::conflicts::RecentIds;
-use crate::control::{ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal};
+use crate::control::{
+    ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal, set_aside,
+};
 use crate::env::Env;
 use crate::index::Index;
 use crate::keyring::{FileKeyring, Keyring, KeyringError};
@@ -50,6 +52,11 @@ pub enum OpenError {
     Absent(PathBuf),
     #[error("{path} is not a store's meta.json: {reason}")]
     Meta { path: PathBuf, reason: String },
+    #[error(
+        "the control journal is damaged, and may have lost revocations: {}; put {} back from a backup, or go on without what is lost (`activity-gateway run --accept-control-damage`), and revoke again what must stay revoked",
+        .findings.join("; "), .dir.display()
+    )]
+    ControlDamaged { dir: PathBuf, findings: Vec<String> },
     #[error("format version {0} is not known here, only {FORMAT_VERSION}")]
     Version(u32),
     #[error("the keyring's gateway key is not the one that the store was made with")]
@@ -107,7 +114,8 @@ pub(crate) struct Shared {
     pub config: StoreConfig,
     pub read_only: bool,
     pub meta: Meta,
-    pub signer: Signer,
+    /// `None` where a store is read without the gateway's key.
+    pub signer: Option<Signer>,
     pub keyring: Arc<dyn Keyring>,
     pub tenants: RwLock<BTreeMap<TenantId, Arc<Tenant>>>,
     pub control: Mutex<ControlJournal>,
@@ -145,7 +153,15 @@ impl Shared {
         if self.read_only {
             return Err(ControlError::ReadOnly);
         }
-        self.control.lock().append(&self.env, &self.signer, records)
+        self.control.lock().append(&self.env, self.signer(), records)
+    }
+
+    /// The gateway's key. Whoever signs has the store open for writing, and thereby with its key.
+    pub(crate) fn signer(&self) -> &Signer {
+        match &self.signer {
+            Some(signer) => signer,
+            None => unreachable!("a store does not open for writing without its key"),
+        }
     }
 
     pub(crate) fn coverage(&self, tenant: &Tenant, query: &CoverageQuery) -> CoverageReport {
@@ -204,7 +220,7 @@ impl Store {
         for name in ["commit", "tenants", "control"] {
             make_dir_all(&env, &config.dir.join(name))?;
         }
-        let (shared, mut findings) = assemble(config, env, keyring, index, signer, meta, false)?;
+        let (shared, mut findings) = assemble(config, env, keyring, index, Some(signer), meta, false)?;
         let shared = Arc::new(shared);
         if shared.control.lock().is_closed() {
             shared.record_control(vec![ControlRecord::Opened])?;
@@ -221,15 +237,22 @@ impl Store {
     }
 
     /// Opens a store on disk for reading, also while a gateway runs on it. Nothing is written; the index is built
-    /// in memory.
+    /// in memory. A copy may lack the gateway's signing key (`keys/gateway.seed`): its exports are then not signed.
     pub fn open_read_only(dir: &Path) -> Result<Store, OpenError> {
         let env = Env::system();
         if !dir.join("meta.json").exists() {
             return Err(OpenError::Absent(dir.to_owned()));
         }
         let keyring: Arc<dyn Keyring> = Arc::new(FileKeyring::open(env.clone(), dir.join("keys"), true)?);
-        let signer = Signer::from_seed(&keyring.gateway_seed()?.0);
+        let signer = match keyring.gateway_seed() {
+            Ok(seed) => Some(Signer::from_seed(&seed.0)),
+            Err(KeyringError::Absent { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
         let meta = read_meta(&env, dir)?.ok_or_else(|| OpenError::Absent(dir.to_owned()))?;
+        if signer.as_ref().is_some_and(|signer| signer.public() != meta.gateway_key) {
+            return Err(OpenError::ForeignKey);
+        }
         let config = StoreConfig { dir: dir.to_owned(), ..StoreConfig::default() };
         let (shared, _) = assemble(config, env, keyring, Index::memory(), signer, meta, true)?;
         let shared = Arc::new(shared);
@@ -243,11 +266,7 @@ impl Store {
     }
 
     pub fn gateway_key(&self) -> PublicKey {
-        self.shared().signer.public()
-    }
-
-    pub fn signer(&self) -> &Signer {
-        &self.shared().signer
+        self.shared().meta.gateway_key
     }
 
     /// What opening found amiss, in words; also in the control journal.
@@ -400,7 +419,7 @@ fn assemble(
     env: Env,
     keyring: Arc<dyn Keyring>,
     index: Index,
-    signer: Signer,
+    signer: Option<Signer>,
     meta: Meta,
     read_only: bool,
 ) -> Result<(Shared, Vec<String>), OpenError> {
@@ -414,9 +433,23 @@ fn assemble(
     if !read_only {
         // Before anything is repaired: afterwards the change would not show.
         let ends = closing::judge(&env, &config.dir, meta.gateway_key, Some(&meta.store_id), &scan);
+        let mut damage = scan.damage.clone();
         if let Ends::Changed(files) = ends {
-            changed.extend(files.into_iter().map(|(file, what)| format!("{file}: {what}")));
+            for (file, what) in files {
+                let what = format!("{file}: {what}");
+                if file.starts_with("control/") {
+                    damage.push(what);
+                } else {
+                    changed.push(what);
+                }
+            }
         }
+        if !damage.is_empty() && !config.accept_control_damage {
+            return Err(OpenError::ControlDamaged { dir: control_dir, findings: damage });
+        }
+        changed.extend(damage);
+        set_aside(&env, &control_dir, &scan)
+            .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
         cut_tails(&env, &control_dir, &scan)
             .map_err(|source| OpenError::Io { path: control_dir.clone(), source })?;
     }

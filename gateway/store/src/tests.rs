@@ -2,8 +2,10 @@
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap, reason = "test data is small")]
 
 mod basic;
+mod bundle;
 mod faults;
 mod field;
+mod journal;
 mod kit;
 mod life;
 mod measure;

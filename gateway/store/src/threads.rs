@@ -122,7 +122,7 @@ fn checkpoint_loop(shared: &Shared, stopped: &Receiver<()>) {
 pub(crate) fn checkpoint_all(shared: &Shared) -> bool {
     let mut all = true;
     for tenant in shared.all_tenants() {
-        if let Err(error) = tenant.log.lock().checkpoint(&shared.env, &shared.signer) {
+        if let Err(error) = tenant.log.lock().checkpoint(&shared.env, shared.signer()) {
             tracing::error!(%error, tenant = %tenant.id, "no checkpoint; the next one covers it");
             all = false;
         }

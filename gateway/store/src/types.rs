@@ -24,6 +24,8 @@ pub struct StoreConfig {
     pub checkpoint_interval: Duration,
     /// Free space below which ingest answers `Full`, bytes.
     pub reserve_bytes: u64,
+    /// Opens for writing although records of the control journal are lost. The decision goes on the record.
+    pub accept_control_damage: bool,
 }
 
 impl Default for StoreConfig {
@@ -34,6 +36,7 @@ impl Default for StoreConfig {
             commit_rotate_age: Duration::from_secs(600),
             checkpoint_interval: Duration::from_secs(60),
             reserve_bytes: 512 * 1024 * 1024,
+            accept_control_damage: false,
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::commit::{self, CommitFile};
 use crate::env::Env;
 use crate::frame::{Found, Kind, Scan};
 use crate::record::{Clear, read_batch};
+use crate::recover::TAIL;
 use crate::segment::{self, ScannedBlocks, scan_blocks};
 use crate::verify::{Findings, Steps};
 use crate::verify_tenant::TenantCheck;
@@ -118,6 +119,15 @@ pub(crate) fn check_commit_files(
     let mut follows: Option<(u64, u64)> = None;
     for name in files.iter().filter(|name| name.starts_with("commit/")).rev() {
         steps.file(name);
+        if name.ends_with(TAIL) {
+            findings.damage(
+                name,
+                None,
+                None,
+                "the damaged end of a commit file, which held acknowledged batches",
+            );
+            continue;
+        }
         let bytes = match env.storage.read(&dir.join(name)) {
             Ok(bytes) => bytes,
             Err(error) => {

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::*;
 
-fn activity(args: &[&str]) -> Output {
+pub fn activity(args: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_activity"));
     for name in ["ACTIVITY_GATEWAY", "ACTIVITY_STORE", "ACTIVITY_TENANT", "ACTIVITY_CA", "ACTIVITY_CERT"] {
         command.env_remove(name);
@@ -15,11 +15,11 @@ fn activity(args: &[&str]) -> Output {
     command.args(args).output().unwrap()
 }
 
-fn stdout(output: &Output) -> String {
+pub fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn stderr(output: &Output) -> String {
+pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -69,7 +69,7 @@ fn life(collector: &mut Collector, start: Timestamp) -> activity_schema::SignedB
     collector.seal(Class::Critical, events, at(5_001))
 }
 
-async fn lived() -> (World, Timestamp) {
+pub async fn lived() -> (World, Timestamp) {
     let world = World::start().await;
     let mut collector = world.enrol("acme", "sandbox-7", "c-1").await;
     let start = clock::now().saturating_add_nanos(-6_000_000_000);

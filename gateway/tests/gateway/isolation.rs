@@ -32,6 +32,7 @@ fn question(route: &str, tenant: &str) -> Question {
         "/v1/query" | "/v1/streams" | "/v1/collectors" | "/v1/checkpoint" | "/v1/status" | "/v1/tenants" => {
             get(format!("{route}?tenant={tenant}"))
         }
+        "/v1/exports" => ("POST", format!("{route}?tenant={tenant}"), String::new()),
         "/v1/proof" => get(format!("{route}/01980000-0000-7000-8000-000000000001?tenant={tenant}")),
         "/v1/consistency" => get(format!("{route}/0/1?tenant={tenant}")),
         "/healthz" | "/readyz" | "/metrics" => get(format!("{route}?tenant={tenant}")),

@@ -4,6 +4,7 @@
 
 mod command_line;
 mod enrolment;
+mod export;
 mod full_disk;
 mod isolation;
 mod limits;

@@ -41,6 +41,7 @@ targets! {
     spool: 3_000,
     ingest: 300,
     store: 300,
+    bundle: 5_000,
     bodies: 10_000,
     query: 2_000,
     certificate_request: 1_000,

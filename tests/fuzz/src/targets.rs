@@ -3,6 +3,7 @@
 pub mod agent;
 pub mod batch;
 pub mod bodies;
+pub mod bundle;
 pub mod certificate_request;
 pub mod checkpoint;
 pub mod event;

@@ -49,4 +49,4 @@ macro_rules! short {
     };
 }
 
-short! { event batch checkpoint ring agent spool ingest store bodies query certificate_request }
+short! { event batch checkpoint ring agent spool ingest store bundle bodies query certificate_request }

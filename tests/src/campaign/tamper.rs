@@ -1,4 +1,4 @@
-//! Tampering: any change of the evidence is found.
+//! Tampering: any change of the evidence is found, in a store and in a bundle that was exported from it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,11 @@ use serde_json::{Value, json};
 use super::{lab_with, load, settle};
 use crate::lab::{Arena, Lab, binary, run};
 
-/// Makes `changes` random changes, each on a fresh copy of a store, and requires each to be found.
+mod bundle;
+mod structure;
+
+/// Makes `changes` random changes, each on a fresh copy of a store, as many of a bundle, and every change of the
+/// store's structure; requires each to be found.
 pub fn tamper(changes: u32, seed: u64) -> anyhow::Result<Value> {
     let mut rng = StdRng::seed_from_u64(seed);
     let arena = Arena::new("tamper")?;
@@ -25,6 +29,7 @@ pub fn tamper(changes: u32, seed: u64) -> anyhow::Result<Value> {
     lab.gateway.take().context("no gateway")?.stop()?;
     let key = gateway_key(&lab)?;
     let store = lab.store();
+    let earlier = structure::second_tenant(&lab)?;
     let (status, text) = verify(&store, &["--trust", &key])?;
     ensure!(status == 0, "the untouched store does not verify ({status}):\n{text}");
     let (_, text) = verify(&store, &[])?;
@@ -50,7 +55,11 @@ pub fn tamper(changes: u32, seed: u64) -> anyhow::Result<Value> {
         missed.len(),
         missed.join("\n")
     );
-    Ok(json!({"changes": changes, "files": files.len(), "found": changes}))
+    let structural = structure::changes(&lab, &earlier, &key)?;
+    let bundle = bundle::changes(&lab, &arena, &key, changes, &mut rng)?;
+    Ok(json!({
+        "changes": changes, "files": files.len(), "found": changes, "structural": structural, "bundle": bundle,
+    }))
 }
 
 fn gateway_key(lab: &Lab) -> anyhow::Result<String> {
@@ -58,9 +67,9 @@ fn gateway_key(lab: &Lab) -> anyhow::Result<String> {
     Ok(meta["gateway_key"].as_str().context("meta.json names no gateway_key")?.to_owned())
 }
 
-fn verify(store: &Path, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
+fn verify(evidence: &Path, arguments: &[&str]) -> anyhow::Result<(i32, String)> {
     let output =
-        binary("activity")?.arg("verify").arg(store).args(arguments).stdin(Stdio::null()).output()?;
+        binary("activity")?.arg("verify").arg(evidence).args(arguments).stdin(Stdio::null()).output()?;
     let text = [output.stdout, output.stderr].concat();
     Ok((output.status.code().unwrap_or(-1), String::from_utf8_lossy(&text).into_owned()))
 }

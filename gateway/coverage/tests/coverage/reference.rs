@@ -138,20 +138,33 @@ fn sweep(speaking: &[&Told<'_>], instance: &str, class: EventClass, request: &Co
         let opinions = speaking.iter().zip(&missing).enumerate();
         let opinions = opinions.filter_map(|(by, (told, missing))| {
             let (state, exact) = told.opinion(instance, class, t, request.now.as_nanos(), missing)?;
-            Some((state, by, exact))
+            let claims = state != CoverageState::Unsupported && !told.stopped(instance, t);
+            Some((state, by, exact, claims))
         });
-        let best = opinions.min_by_key(|(state, by, _)| (*state, *by));
-        let (state, exact, lost) = match best {
-            None => (CoverageState::Unobserved, None, 0),
-            Some((CoverageState::Unsupported, _, _)) => (CoverageState::Unsupported, None, 0),
-            Some((state, by, exact)) => {
-                // A loss counts where it first matters.
-                let active = missing[by].iter().enumerate();
-                let active = active.filter(|(_, lost)| lost.from <= t && t < lost.to);
-                let fresh = active.filter(|(i, _)| counted.insert((by, *i)));
-                (state, exact, fresh.map(|(_, lost)| lost.count).sum::<u64>())
-            }
+        let opinions: Vec<_> = opinions.collect();
+        let claiming: Vec<_> = opinions.iter().copied().filter(|(.., claims)| *claims).collect();
+        let deciding = if claiming.is_empty() {
+            opinions.into_iter().min_by_key(|(state, by, ..)| (*state, *by)).into_iter().collect()
+        } else {
+            claiming
         };
+        let state = deciding.iter().map(|(state, ..)| *state).max().unwrap_or(CoverageState::Unobserved);
+        let (mut lost, mut exacts) = (0, Vec::new());
+        for (own, by, exact, _) in &deciding {
+            if matches!(own, CoverageState::Lossy | CoverageState::Unobserved) {
+                exacts.push(*exact);
+            }
+            if *own == CoverageState::Unsupported {
+                continue;
+            }
+            // A loss counts where it first matters.
+            let active = missing[*by].iter().enumerate();
+            let active = active.filter(|(_, lost)| lost.from <= t && t < lost.to);
+            let fresh = active.filter(|(i, _)| counted.insert((*by, *i)));
+            lost += fresh.map(|(_, lost)| lost.count).sum::<u64>();
+        }
+        let told = exacts.iter().any(Option::is_some);
+        let exact = told.then(|| exacts.iter().all(|exact| *exact == Some(true)));
         match out.last_mut() {
             Some(last) if last.state == state => {
                 last.to = end;

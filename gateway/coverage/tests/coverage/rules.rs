@@ -236,25 +236,6 @@ fn a_restart_on_a_torn_spool_or_a_second_start_leaves_one() {
 }
 
 #[test]
-fn the_better_of_two_collectors_wins_and_the_loss_of_the_other_is_named() {
-    let mut guest = running("guest", 50);
-    guest.loss("i", 50, Loss::of(&["process.exec"], 20, 30, 7));
-    let mut host = Collector::new("host", "h1");
-    host.started(0);
-    host.config("i", 0, &[(Process, "supported")]);
-    host.heartbeat(25);
-    host.heartbeat(40);
-    let report = index_of(&[&guest, &host]).report(&request("i", 0, 50, 100));
-    assert_eq!(states(&report, Process), [(0, 50, Covered)]);
-    let named = class(&report, Process).spans.iter().find_map(|s| s.reason.clone()).unwrap();
-    assert_eq!(named, "guest lost records (ring_full), host has them");
-    host.facts.truncate(host.facts.len() - 2);
-    let report = index_of(&[&guest, &host]).report(&request("i", 0, 50, 100));
-    let from_25_to_30 = class(&report, Process).spans.iter().find(|s| s.state == Lossy).unwrap();
-    assert_eq!((from_25_to_30.from, from_25_to_30.lost), (at(25), 7));
-}
-
-#[test]
 fn a_silent_collector_is_not_hidden_by_one_that_cannot_see() {
     let guest = running("guest", 50);
     let mut host = Collector::new("host", "h1");
@@ -416,4 +397,79 @@ fn told_twice_and_in_another_order_is_the_same_index() {
     assert_eq!(once, other);
     let text = serde_json::to_string(&once).unwrap();
     assert_eq!(serde_json::from_str::<CoverageIndex>(&text).unwrap(), once);
+}
+
+#[test]
+fn a_second_collector_hides_neither_the_silence_nor_the_loss_of_the_first() {
+    let mut dead = running("g", 30);
+    dead.loss("i", 30, Loss::of(&["process.exec"], 10, 14, 3));
+    let other = running("h", 100);
+    let report = index_of(&[&dead, &other]).report(&request("i", 0, 100, 105));
+    assert_eq!(
+        states(&report, Process),
+        [(0, 10, Covered), (10, 14, Lossy), (14, 30, Covered), (30, 100, Unobserved)]
+    );
+    assert!(!report.complete);
+    let silent = class(&report, Process).spans.last().unwrap().reason.clone().unwrap();
+    assert!(
+        silent.starts_with("silent since") && silent.ends_with("(g); h vouches for the time"),
+        "{silent}"
+    );
+    assert_eq!(class(&report, Process).spans.iter().map(|span| span.lost).sum::<u64>(), 3);
+}
+
+#[test]
+fn losses_of_two_collectors_are_both_counted_and_a_silent_one_makes_no_number_exact() {
+    let (mut g, mut h) = (running("g", 60), running("h", 60));
+    g.loss("i", 60, Loss::of(&["process.exec"], 10, 14, 3));
+    h.loss("i", 60, Loss::of(&["process.exec"], 10, 14, 4));
+    let report = index_of(&[&g, &h]).report(&request("i", 0, 60, 65));
+    let lossy = class(&report, Process).spans.iter().find(|span| span.state == Lossy).unwrap();
+    assert_eq!((lossy.lost, lossy.exact), (7, Some(true)));
+    let dead = running("d", 5);
+    let report = index_of(&[&dead, &g]).report(&request("i", 0, 60, 65));
+    let unobserved = class(&report, Process).spans.iter().find(|span| span.lost > 0).unwrap();
+    assert_eq!((unobserved.state, unobserved.lost, unobserved.exact), (Unobserved, 3, Some(false)));
+}
+
+#[test]
+fn a_collector_that_stopped_leaves_the_word_to_its_successor() {
+    let mut old = running("old", 50);
+    old.stopped(50);
+    let mut new = Collector::new("new", "e2");
+    new.started(55);
+    new.config("i", 55, &[(Process, "supported")]);
+    new.heartbeat(100);
+    let report = index_of(&[&old, &new]).report(&request("i", 0, 100, 105));
+    assert_eq!(states(&report, Process), [(0, 50, Covered), (50, 55, Unobserved), (55, 100, Covered)]);
+    // It comes back and falls silent: it claims the class again.
+    old.restarted(70, "intact");
+    let report = index_of(&[&old, &new]).report(&request("i", 0, 100, 105));
+    assert_eq!(states(&report, Process).last(), Some(&(70, 100, Unobserved)));
+}
+
+#[test]
+fn a_collector_that_cannot_see_a_class_takes_nothing_from_one_that_can() {
+    let mut blind = Collector::new("blind", "e1");
+    blind.started(0);
+    blind.config("i", 0, &[(Process, "unsupported")]);
+    let report = index_of(&[&blind, &running("g", 50)]).report(&request("i", 0, 50, 55));
+    assert_eq!(states(&report, Process), [(0, 50, Covered)]);
+}
+
+#[test]
+fn starts_that_are_forgotten_prolong_no_stop() {
+    let mut flapping = Collector::new("g", "e1");
+    flapping.started(0);
+    flapping.config("i", 0, &[(Process, "supported")]);
+    flapping.stopped(10);
+    for t in 20..4_200 {
+        flapping.restarted(t, "intact");
+    }
+    let mut other = Collector::new("h", "e1");
+    other.started(0);
+    other.config("i", 0, &[(Process, "supported")]);
+    other.heartbeat(5_000);
+    let report = index_of(&[&flapping, &other]).report(&request("i", 30, 5_000, 5_005));
+    assert_eq!(states(&report, Process), [(30, 5_000, Unobserved)]);
 }

@@ -38,6 +38,7 @@ fn open(disk: &Arc<SimDisk>, seed: u64, rotate: u64) -> Result<Store, crate::Ope
         commit_rotate_age: Duration::from_secs(3600),
         checkpoint_interval: Duration::from_millis(20),
         reserve_bytes: 0,
+        accept_control_damage: false,
     };
     let keyring = FileKeyring::open(env.clone(), Path::new(DIR).join("keys"), false)?;
     Store::open_with(config, env, Arc::new(keyring), Index::memory(), None)

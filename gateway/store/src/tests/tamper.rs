@@ -8,7 +8,7 @@ use crate::verify::{VerifyOptions, evidence_files, verify_store};
 use crate::{ControlRecord, Enrolment, Instances, Store, VerifyReport};
 
 /// A store with everything in it: sealed and open batches, two tenants, withheld lines, control records.
-fn make(dir: &Path) -> String {
+pub(super) fn make(dir: &Path) -> String {
     let store = Store::open(config(dir)).unwrap();
     let mut collectors = [Collector::new("tenant-a", "c1"), Collector::new("tenant-b", "c2")];
     for c in &collectors {
@@ -49,7 +49,7 @@ fn check(dir: &Path, kept: Option<&str>) -> VerifyReport {
     verify_store(&dir.join("store"), &options, &mut |_| {})
 }
 
-fn copy_to(from: &Path, to: &Path) {
+pub(super) fn copy_to(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
