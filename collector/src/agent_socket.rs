@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
+use std::os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -15,6 +16,9 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::libc::c_int;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{GetSockOpt, getsockopt};
 use serde::Serialize;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, oneshot};
@@ -30,11 +34,24 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The peer of a connection, from SO_PEERCRED (unix(7)): credentials at connect, in our pid namespace.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Peer {
     pub pid: u32,
     pub uid: u32,
     pub gid: u32,
+    /// The process itself (SO_PEERPIDFD, since 6.5), so that a pid that was given again is not taken for it.
+    pub process: Option<Arc<OwnedFd>>,
+}
+
+impl Peer {
+    /// Whether the process that connected still runs. What procfs told about its pid before this was asked, it told
+    /// about this process. Before 6.5 the answer is always yes.
+    pub fn is_there(&self) -> bool {
+        let Some(process) = &self.process else { return true };
+        // A pidfd becomes readable when its process ends (pidfd_open(2)).
+        let mut fds = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+        matches!(poll(&mut fds, PollTimeout::ZERO), Ok(0))
+    }
 }
 
 /// What the recorder answers.
@@ -170,7 +187,7 @@ pub async fn serve(
         };
         let sink = sink.clone();
         tokio::spawn(async move {
-            let service = service_fn(move |request| handle(request, peer, sink.clone()));
+            let service = service_fn(move |request| handle(request, peer.clone(), sink.clone()));
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEADER_TIMEOUT)
@@ -228,7 +245,34 @@ impl Drop for Place {
 fn peer_of(stream: &UnixStream) -> Option<Peer> {
     let credentials = stream.peer_cred().ok()?;
     let pid = u32::try_from(credentials.pid()?).ok().filter(|pid| *pid != 0)?;
-    Some(Peer { pid, uid: credentials.uid(), gid: credentials.gid() })
+    let process = getsockopt(stream, PeerPidfd).ok().map(Arc::new);
+    Some(Peer { pid, uid: credentials.uid(), gid: credentials.gid(), process })
+}
+
+#[derive(Clone, Copy)]
+struct PeerPidfd;
+
+impl GetSockOpt for PeerPidfd {
+    type Val = OwnedFd;
+
+    #[allow(unsafe_code, reason = "an option that nix does not name")]
+    fn get<F: AsFd>(&self, fd: &F) -> nix::Result<OwnedFd> {
+        let mut pidfd: c_int = -1;
+        let mut length = size_of::<c_int>() as nix::libc::socklen_t;
+        // SAFETY: the kernel writes one int into the place and size given.
+        let result = unsafe {
+            nix::libc::getsockopt(
+                fd.as_fd().as_raw_fd(),
+                nix::libc::SOL_SOCKET,
+                nix::libc::SO_PEERPIDFD,
+                (&raw mut pidfd).cast(),
+                &raw mut length,
+            )
+        };
+        nix::errno::Errno::result(result)?;
+        // SAFETY: a descriptor that the kernel just made for us.
+        Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+    }
 }
 
 async fn handle(
@@ -330,6 +374,31 @@ mod tests {
         assert!(Places::take(&places, 10).is_none(), "all together are bounded");
         drop(held);
         assert!(places.0.lock().unwrap().is_empty());
+    }
+
+    /// On a kernel before 6.5 the process is not known, and nothing is refused for that.
+    #[tokio::test]
+    async fn a_peer_that_ended_is_not_taken_for_whoever_has_its_pid() {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = Listening::at(&dir.path().join("s")).bind().unwrap();
+        let path = dir.path().join("s");
+        let script =
+            "import socket,sys;s=socket.socket(socket.AF_UNIX);s.connect(sys.argv[1]);sys.stdin.read()";
+        let Ok(mut child) = std::process::Command::new("python3")
+            .args(["-c", script])
+            .arg(&path)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+        else {
+            eprintln!("skipped: no python3");
+            return;
+        };
+        let peer = peer_of(&listener.accept().await.unwrap().0).unwrap();
+        assert_eq!(peer.pid, child.id());
+        assert!(peer.is_there());
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(peer.is_there(), peer.process.is_none());
     }
 
     #[tokio::test]

@@ -119,10 +119,10 @@ pub struct Parts<'a, D: Disk> {
 pub fn handle<D: Disk>(parts: &mut Parts<'_, D>, request: AgentRequest) {
     match request {
         AgentRequest::Events { peer, body, reply } => {
-            let _ = reply.send(parts.events(peer, &body));
+            let _ = reply.send(parts.events(&peer, &body));
         }
         AgentRequest::Scope { peer, request, reply } => {
-            let answer = match parts.scope(peer, request) {
+            let answer = match parts.scope(&peer, request) {
                 Ok(answer) => Answer::Ok(answer),
                 Err(refusal) => {
                     *parts.rejected += 1;
@@ -131,13 +131,13 @@ pub fn handle<D: Disk>(parts: &mut Parts<'_, D>, request: AgentRequest) {
             };
             let _ = reply.send(answer);
         }
-        AgentRequest::TurnedAway { peer } => parts.lose(peer, 1),
+        AgentRequest::TurnedAway { peer } => parts.lose(&peer, 1),
     }
 }
 
 impl<D: Disk> Parts<'_, D> {
     /// There was no room for what an agent had to say. It is told to come back; whether it does is not known.
-    fn lose(&mut self, peer: Peer, count: u64) {
+    fn lose(&mut self, peer: &Peer, count: u64) {
         const DECLARED: &[&str] = &["session.started", "agent.tool.invoked"];
         let now = self.recorder.clock().wall;
         let instance = self.instance_of(peer.pid).instance_id.clone();
@@ -153,8 +153,8 @@ impl<D: Disk> Parts<'_, D> {
         }
     }
 
-    fn events(&mut self, peer: Peer, body: &[u8]) -> Answer<EventsAnswer> {
-        let Some(caller) = self.caller(peer.pid) else {
+    fn events(&mut self, peer: &Peer, body: &[u8]) -> Answer<EventsAnswer> {
+        let Some(caller) = self.caller(peer) else {
             return Answer::Refused("the caller is gone".to_owned());
         };
         let lines: Vec<&[u8]> = body.split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
@@ -180,7 +180,7 @@ impl<D: Disk> Parts<'_, D> {
 
     fn event(
         &mut self,
-        peer: Peer,
+        peer: &Peer,
         caller: &Caller,
         event: SubmittedEvent<'_>,
     ) -> Result<uuid::Uuid, String> {
@@ -232,8 +232,8 @@ impl<D: Disk> Parts<'_, D> {
         self.recorder.record(draft).map_err(|refusal| refusal.to_string())
     }
 
-    fn scope(&mut self, peer: Peer, request: ScopeRequest) -> Result<Option<ScopeAnswer>, ScopeRefusal> {
-        let caller = self.caller(peer.pid).ok_or(ScopeRefusal::Gone)?;
+    fn scope(&mut self, peer: &Peer, request: ScopeRequest) -> Result<Option<ScopeAnswer>, ScopeRefusal> {
+        let caller = self.caller(peer).ok_or(ScopeRefusal::Gone)?;
         let at = self.recorder.clock().wall;
         match request {
             ScopeRequest::Close { scope_id } => {
@@ -306,9 +306,11 @@ impl<D: Disk> Parts<'_, D> {
         if self.kernel.is_some() { "registered" } else { "inferred" }
     }
 
-    fn caller(&self, pid: u32) -> Option<Caller> {
-        let process_id = self.observer.ids.of(pid, start_of(pid)?);
-        Some(Caller { process_id, scope: self.scope_of(pid) })
+    /// `None` when it is gone: what procfs says of its pid may then be another's.
+    fn caller(&self, peer: &Peer) -> Option<Caller> {
+        let process_id = self.observer.ids.of(peer.pid, start_of(peer.pid)?);
+        let caller = Caller { process_id, scope: self.scope_of(peer.pid) };
+        peer.is_there().then_some(caller)
     }
 
     fn scope_of(&self, pid: u32) -> u64 {

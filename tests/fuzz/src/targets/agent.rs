@@ -71,7 +71,7 @@ fn submit(
         boot_id: "boot",
         rejected: &mut rejected,
     };
-    let peer = Peer { pid: std::process::id(), uid: 1000, gid: 1000 };
+    let peer = Peer { pid: std::process::id(), uid: 1000, gid: 1000, process: None };
     if events {
         let lines = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count();
         let (reply, mut answer) = oneshot::channel();
