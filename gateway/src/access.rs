@@ -152,6 +152,18 @@ impl Access {
         self.revocations.send_modify(|n| *n += 1);
     }
 
+    /// Whether the collector was ever enrolled, or revoked, as far as the control journal says.
+    pub fn knows(&self, tenant: &TenantId, collector: &CollectorId) -> bool {
+        self.read().collectors.contains_key(&(tenant.clone(), collector.clone()))
+    }
+
+    /// Collectors that are revoked and not enrolled again, and since when.
+    pub fn revoked(&self, tenant: &TenantId) -> Vec<(CollectorId, Timestamp)> {
+        let state = self.read();
+        let own = state.collectors.iter().filter(|((t, _), c)| t == tenant && c.enrolled.is_empty());
+        own.filter_map(|((_, id), c)| Some((id.clone(), c.revoked_at?))).collect()
+    }
+
     /// Refuses an operator's certificates that were issued so far. Durable on return.
     pub fn revoke_operator(&self, name: &str, now: Timestamp) -> Result<(), PkiError> {
         let json = {

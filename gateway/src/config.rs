@@ -55,8 +55,8 @@ pub enum ConfigError {
     },
     #[error("{}: unknown key {key:?}; the nearest known key is {nearest:?}", path.display())]
     Unknown { path: PathBuf, key: String, nearest: &'static str },
-    #[error("{key}: {value:?} is not {wanted}")]
-    Value { key: &'static str, value: String, wanted: &'static str },
+    #[error("{key}: {value:?} is not {wanted} (from {origin})")]
+    Value { key: &'static str, value: String, wanted: &'static str, origin: Origin },
 }
 
 /// Values by key, with their origin, before they are typed.
@@ -152,7 +152,8 @@ impl Layers {
     }
 
     fn wrong(&self, key: &'static str, wanted: &'static str) -> ConfigError {
-        ConfigError::Value { key, value: self.text(key).to_owned(), wanted }
+        let origin = self.0.get(key).map_or(Origin::Default, |(_, origin)| origin.clone());
+        ConfigError::Value { key, value: self.text(key).to_owned(), wanted, origin }
     }
 }
 
@@ -207,6 +208,7 @@ fn flatten(
                             key: known.name,
                             value,
                             wanted: "text or a whole number",
+                            origin: Origin::File(path.to_owned()),
                         });
                     }
                 };
@@ -254,6 +256,6 @@ mod tests {
         let error = load("[limits]\nconnections_max = true\n", &[]).unwrap_err();
         assert!(matches!(&error, ConfigError::Value { .. }), "{error}");
         let error = load("[limits]\ndrain_max = \"soon\"\n", &[]).unwrap().config().unwrap_err();
-        assert!(error.to_string().contains("24h"), "{error}");
+        assert!(error.to_string().contains("24h") && error.to_string().contains("gateway.toml"), "{error}");
     }
 }

@@ -5,6 +5,7 @@ mod setup;
 pub use setup::{Made, SetupError, init, issue_token};
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ pub enum StartError {
     Pki(#[from] PkiError),
     #[error(transparent)]
     Bind(#[from] BindError),
+    #[error("{} is not a gateway's data directory; `activity-gateway init --data {}` makes one", .0.display(), .0.display())]
+    Absent(PathBuf),
     #[error("the data directory cannot be used")]
     Data(#[from] std::io::Error),
 }
@@ -52,6 +55,10 @@ pub struct Server {
 
 impl Server {
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        // Before anything is made: a mistyped path must not become a new gateway.
+        if !config.data.join("pki/ca.pem").exists() {
+            return Err(StartError::Absent(config.data));
+        }
         let evidence = Evidence::open(config.store.clone())?;
         let authority = Authority::load(&config.data.join("pki"))?;
         let (tls, tls_watch) = watch::channel(listen::server_config(&authority, clock::now())?);

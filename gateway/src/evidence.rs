@@ -232,16 +232,32 @@ impl Evidence {
 
     /// Every revocation ever recorded.
     pub fn revocations(&self) -> Vec<Revocation> {
+        self.recorded(|record| match record {
+            ControlRecord::Revoked(revocation) => Some(revocation),
+            _ => None,
+        })
+    }
+
+    /// Identities of every operator that a certificate was issued to over the API.
+    pub async fn issued_operators(&self) -> Result<Vec<String>, EvidenceError> {
+        let evidence = self.clone();
+        self.blocking(move |_| {
+            evidence.recorded(|record| match record {
+                ControlRecord::Read(read) if read.action == "issue" && !read.refused => Some(read.detail),
+                _ => None,
+            })
+        })
+        .await
+    }
+
+    fn recorded<T>(&self, mut take: impl FnMut(ControlRecord) -> Option<T>) -> Vec<T> {
         let mut all = Vec::new();
         let mut from = 1;
         loop {
             let page = self.store.control_records(from, CONTROL_PAGE);
             let Some((last, _)) = page.last() else { return all };
             from = last + 1;
-            all.extend(page.into_iter().filter_map(|(_, record)| match record {
-                ControlRecord::Revoked(revocation) => Some(revocation),
-                _ => None,
-            }));
+            all.extend(page.into_iter().filter_map(|(_, record)| take(record)));
         }
     }
 

@@ -5,7 +5,7 @@
 
 mod files;
 
-pub use files::{read_text, write_new, write_over};
+pub use files::{create_dir, read_text, write_new, write_over};
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -205,7 +205,7 @@ impl Authority {
         write_over(&self.dir.join("server.names"), &format!("{}\n", names.join("\n")))
     }
 
-    fn server_names(&self) -> Result<Vec<String>, PkiError> {
+    pub fn server_names(&self) -> Result<Vec<String>, PkiError> {
         let text = read_text(&self.dir.join("server.names"))?;
         Ok(text.lines().filter(|l| !l.is_empty()).map(str::to_owned).collect())
     }
@@ -259,6 +259,11 @@ fn common_name(name: &str) -> DistinguishedName {
     let mut dn = DistinguishedName::new();
     dn.push(DnType::CommonName, name);
     dn
+}
+
+/// Whether a certificate can be made for all of them.
+pub fn check_names(names: &[String]) -> Result<(), PkiError> {
+    names.iter().try_for_each(|name| name_of(name).map(drop))
 }
 
 fn name_of(name: &str) -> Result<SanType, PkiError> {

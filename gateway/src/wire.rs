@@ -165,6 +165,9 @@ pub struct ImportParams {
 pub struct ImportAnswer {
     pub stored: u64,
     pub refused: u64,
+    /// Lines that were stored before.
+    pub already: u64,
+    pub unknown_names: u64,
     pub keys_stripped: u64,
     pub refusals: Vec<LineRefusal>,
 }
@@ -183,6 +186,8 @@ impl From<ImportReport> for ImportAnswer {
         ImportAnswer {
             stored: report.stored,
             refused: report.refused,
+            already: report.already,
+            unknown_names: report.unknown_names,
             keys_stripped: report.keys_stripped,
             refusals: refusals.map(|(line, reason)| LineRefusal { line, reason }).collect(),
         }

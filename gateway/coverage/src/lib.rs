@@ -45,6 +45,9 @@ use uuid::Uuid;
 
 use crate::collector::Collector;
 
+/// Under this name the gateway stores what was imported. Nobody of ours watched these instances: they are told when they are
+/// asked for, and do not make the answer over all instances incomplete.
+pub const IMPORT_COLLECTOR: &str = "gateway-import";
 /// So many heartbeat intervals without proof are `pending`; longer is silence (contract, "2 missed = silent").
 pub const MISSED_MAX: i64 = 2;
 /// Heartbeat interval of a config that names none (contract, "telemetry.heartbeat").
@@ -83,7 +86,8 @@ impl Heard {
 impl CoverageIndex {
     /// Takes note of a stored, shed or forked batch.
     pub fn apply_batch(&mut self, facts: &BatchFacts) {
-        for instance in &facts.instances {
+        let vouches = facts.stream.collector.as_str() != IMPORT_COLLECTOR;
+        for instance in facts.instances.iter().filter(|_| vouches) {
             self.hear(instance, facts.occurred_min.as_nanos());
             self.hear(instance, facts.occurred_max.as_nanos());
         }

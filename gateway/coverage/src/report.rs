@@ -90,11 +90,14 @@ fn own_window(asked: &Asked<'_>, instance: &str, window: Window) -> Window {
     if own.from < own.to { own } else { window }
 }
 
-/// Lines kept as hashes and forks, of the collectors that speak for the instances asked for.
+/// Lines kept as hashes and forks, of the collectors that speak for the instances asked for; of an instance that nobody
+/// declared, of all that may be its.
 fn hidden(asked: &Asked<'_>, window: Window) -> (u64, u64) {
+    let knows = |i: &String| asked.collectors.values().any(|c| c.declarations.knows(i));
+    let declared = asked.request.instance.as_ref().is_some_and(knows);
     let speaks = |collector: &&Collector| match &asked.request.instance {
-        Some(instance) => collector.declarations.knows(instance),
-        None => true,
+        Some(instance) if declared => collector.declarations.knows(instance),
+        _ => true,
     };
     let mine = |collector: &Collector, mark: &Mark| {
         let asked_of = asked.request.instance.as_deref();

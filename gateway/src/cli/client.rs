@@ -171,6 +171,7 @@ fn judge(status: StatusCode, body: Bytes) -> Result<Bytes, CliError> {
     Err(match status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => CliError::Unauthorised(error),
         StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND => CliError::Usage(error),
+        StatusCode::UNPROCESSABLE_ENTITY => CliError::Other(anyhow!(error)),
         other => CliError::Other(anyhow!("the gateway answered {other}: {error}")),
     })
 }

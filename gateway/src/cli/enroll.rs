@@ -122,6 +122,14 @@ async fn revoke_in(store: &Path, request: RevokeRequest) -> Result<RevokeAnswer,
     };
     let revoked_at = clock::now();
     let evidence = Evidence::open(StoreConfig { dir: store.to_owned(), ..StoreConfig::default() })?;
+    let enrolled = evidence.enrolments();
+    let known = enrolled.iter().any(|e| e.tenant == tenant && e.collector_id == collector)
+        || evidence.revocations().iter().any(|r| r.tenant == tenant && r.collector_id == collector);
+    if !known {
+        evidence.close().await?;
+        let what = format!("nobody is revoked: tenant {tenant} has no collector {collector}");
+        return Err(CliError::Other(anyhow::Error::msg(what)));
+    }
     let record = ControlRecord::Revoked(Revocation {
         tenant,
         collector_id: collector,

@@ -66,8 +66,8 @@ fn show(answer: &ImportAnswer, out: &Output) -> Result<(), CliError> {
         return out.document(answer);
     }
     Ok(out.text(&format!(
-        "{} lines stored as derived evidence, {} refused, {} payload keys stripped\n",
-        answer.stored, answer.refused, answer.keys_stripped
+        "{} lines stored as derived evidence, {} were there already, {} refused, {} payload keys stripped, {} names unknown\n",
+        answer.stored, answer.already, answer.refused, answer.keys_stripped, answer.unknown_names
     ))?)
 }
 

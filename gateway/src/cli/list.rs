@@ -19,8 +19,18 @@ pub(super) async fn collectors(place: &Place, out: &Output) -> Result<Ending, Cl
     }
     let seen = answer["collectors"].as_array().map(Vec::as_slice).unwrap_or_default();
     let silent = answer["silent"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let revoked = answer["revoked"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mark = |id: &Value| {
+        let revocation = revoked.iter().find(|r| r["collector_id"] == *id);
+        revocation.map_or_else(String::new, |r| format!("  REVOKED {}", word(&r["revoked_at"])))
+    };
     for collector in seen {
-        out.text(&format!("{}\n", escape(&collector_line(collector))))?;
+        let line = collector_line(collector) + &mark(&collector["collector_id"]);
+        out.text(&format!("{}\n", escape(&line)))?;
+    }
+    for gone in revoked.iter().filter(|r| !seen.iter().any(|c| c["collector_id"] == r["collector_id"])) {
+        let id = &gone["collector_id"];
+        out.text(&format!("{}\n", escape(&format!("{}  has sent nothing{}", word(id), mark(id)))))?;
     }
     for collector in silent {
         let line = format!(
@@ -31,7 +41,7 @@ pub(super) async fn collectors(place: &Place, out: &Output) -> Result<Ending, Cl
         );
         out.text(&format!("{}\n", escape(&line)))?;
     }
-    if seen.is_empty() && silent.is_empty() {
+    if seen.is_empty() && silent.is_empty() && revoked.is_empty() {
         out.text("no collectors\n")?;
     }
     Ok(Ending::Complete)

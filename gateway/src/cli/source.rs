@@ -1,7 +1,9 @@
 //! A gateway or a store on disk, asked in the same words.
 
+use std::collections::BTreeMap;
+
 use activity_schema::coverage::CoverageReport;
-use activity_schema::ids::TenantId;
+use activity_schema::ids::{CollectorId, TenantId};
 use activity_store::{ExportError, ExportRequest};
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -95,7 +97,17 @@ impl Source {
         match self {
             Source::Store(evidence) => {
                 let tenant = self.tenant(params).await?;
-                Ok(json!({"collectors": evidence.collectors(&tenant).await?, "silent": []}))
+                let enrolled = evidence.enrolments();
+                let gone = |collector: &CollectorId| {
+                    !enrolled.iter().any(|e| e.tenant == tenant && e.collector_id == *collector)
+                };
+                let revoked = evidence.revocations().into_iter();
+                let revoked = revoked.filter(|r| r.tenant == tenant && gone(&r.collector_id));
+                let revoked: BTreeMap<_, _> = revoked.map(|r| (r.collector_id, r.revoked_at)).collect();
+                let revoked: Vec<_> =
+                    revoked.iter().map(|(id, at)| json!({"collector_id": id, "revoked_at": at})).collect();
+                let seen = evidence.collectors(&tenant).await?;
+                Ok(json!({"collectors": seen, "silent": [], "revoked": revoked}))
             }
             Source::Gateway(client) => {
                 Ok(serde_json::from_slice(&client.get(&with("/v1/collectors", params)?).await?)?)

@@ -18,15 +18,17 @@ pub(super) fn parse(text: &str, now: Timestamp) -> Result<Timestamp, CliError> {
     if let Ok(time) = text.parse() {
         return Ok(time);
     }
-    let midnight = text.parse::<Date>().ok().filter(|_| text.len() == 10);
-    let midnight = midnight.and_then(|date| date.to_zoned(TimeZone::UTC).ok());
-    midnight.and_then(|z| i64::try_from(z.timestamp().as_nanosecond()).ok()).map(Timestamp::from_nanos).ok_or_else(
-        || {
-            CliError::Usage(format!(
-                "{text:?} is not a time: use RFC 3339 (2026-08-01T12:00:00Z), a date, now, or an age such as -15m"
-            ))
-        },
-    )
+    if text.parse::<jiff::Timestamp>().is_ok() || text.len() == 10 && text.parse::<Date>().is_ok() {
+        let (first, last) = (Timestamp::MIN, Timestamp::MAX);
+        let midnight = text.parse::<Date>().ok().and_then(|date| date.to_zoned(TimeZone::UTC).ok());
+        let at = midnight.and_then(|z| i64::try_from(z.timestamp().as_nanosecond()).ok());
+        return at.map(Timestamp::from_nanos).ok_or_else(|| {
+            CliError::Usage(format!("{text:?} is out of range: times are kept from {first} to {last}"))
+        });
+    }
+    Err(CliError::Usage(format!(
+        "{text:?} is not a time: use RFC 3339 (2026-08-01T12:00:00Z), a date, now, or an age such as -15m"
+    )))
 }
 
 /// Nanoseconds. Days are 24 hours.
@@ -52,6 +54,9 @@ mod tests {
         assert_eq!(at("-3d").unwrap(), "2026-07-29T12:00:00Z");
         assert_eq!(at("2026-07-31").unwrap(), "2026-07-31T00:00:00Z");
         assert_eq!(at("2026-08-01T14:00:00.5+02:00").unwrap(), "2026-08-01T12:00:00.5Z");
+        for early in ["0001-01-01", "0001-01-01T00:00:00Z", "9000-01-01"] {
+            assert!(at(early).unwrap_err().contains("is out of range: times are kept from 1677-"), "{early}");
+        }
         for bad in ["", "-", "15m", "yesterday", "2026-13-01", "-15", "2026-08-01T12:00"] {
             assert!(at(bad).unwrap_err().contains("is not a time"), "{bad}");
         }

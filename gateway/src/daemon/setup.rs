@@ -1,5 +1,6 @@
 //! What is made before the server runs: store, authority, certificates, tokens.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,6 +15,12 @@ use crate::pki::{self, Authority, PkiError};
 use crate::tokens::{Grant, IssueError, Tokens};
 use crate::wire::TokenAnswer;
 
+/// What `init` makes, in the order in which it is put in place; the server does not start without the last.
+const PARTS: [&str; 3] = ["store", "tokens", "pki"];
+/// Where the parts are made, and where they wait when all of them are durable. In the data directory, which may be a
+/// file system of its own.
+const UNREADY: &str = ".init.unready";
+const READY: &str = ".init.ready";
 /// Lifetime of the first administrator's certificate.
 const ADMIN_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -24,7 +31,7 @@ pub enum SetupError {
     Store(#[from] EvidenceError),
     #[error("the certificates cannot be made")]
     Pki(#[from] PkiError),
-    #[error("{} was made already; remove it to start anew", .0.display())]
+    #[error("{} is there already: `activity-gateway run` uses it; name another directory to start anew", .0.display())]
     Exists(PathBuf),
     #[error("{} is not a gateway's data directory; `activity-gateway init` makes one", .0.display())]
     Absent(PathBuf),
@@ -50,30 +57,77 @@ pub struct Made {
 
 /// Makes everything that a server needs in `data`. `names` are what clients call it.
 pub async fn init(data: &Path, names: &[String], now: Timestamp) -> Result<Made, SetupError> {
-    let pki_dir = data.join("pki");
-    if pki_dir.join("ca.pem").exists() {
-        return Err(SetupError::Exists(pki_dir));
+    pki::check_names(names)?;
+    pki::create_dir(data)?;
+    // An attempt before was interrupted when it had everything ready: it is finished, with its own names.
+    if put_in_place(data)? {
+        return made(data);
     }
+    for name in PARTS {
+        if data.join(name).exists() {
+            return Err(SetupError::Exists(data.join(name)));
+        }
+    }
+    let unready = data.join(UNREADY);
+    if unready.exists() {
+        std::fs::remove_dir_all(&unready)?;
+    }
+    make(&unready, names, now).await?;
+    std::fs::rename(&unready, data.join(READY))?;
+    File::open(data)?.sync_all()?;
+    put_in_place(data)?;
+    made(data)
+}
+
+fn made(data: &Path) -> Result<Made, SetupError> {
+    let (store, pki_dir) = (data.join("store"), data.join("pki"));
+    let evidence = Evidence::open_read_only(&store)?;
+    Ok(Made {
+        data: data.to_owned(),
+        ca: pki_dir.join("ca.pem"),
+        admin_certificate: pki_dir.join("admin.pem"),
+        admin_key: pki_dir.join("admin.key"),
+        names: Authority::load(&pki_dir)?.server_names()?,
+        gateway_key: evidence.gateway_key(),
+        store,
+    })
+}
+
+/// Makes all parts, durably, in a folder of their own.
+async fn make(folder: &Path, names: &[String], now: Timestamp) -> Result<(), SetupError> {
+    let pki_dir = folder.join("pki");
+    pki::create_dir(folder)?;
     let authority = Authority::create(&pki_dir, names, now)?;
     let admin = Identity::Operator(OperatorIdentity { name: "admin".to_owned(), role: Role::Admin });
     let (issued, key) = authority.issue_with_key(&admin, ADMIN_LIFETIME, now)?;
-    let (admin_certificate, admin_key) = (pki_dir.join("admin.pem"), pki_dir.join("admin.key"));
-    pki::write_new(&admin_certificate, &issued.certificate_pem)?;
-    pki::write_new(&admin_key, &key)?;
-    Tokens::open(data)?;
-    let store = data.join("store");
-    let evidence = Evidence::open(StoreConfig { dir: store.clone(), ..StoreConfig::default() })?;
-    let gateway_key = evidence.gateway_key();
+    pki::write_new(&pki_dir.join("admin.pem"), &issued.certificate_pem)?;
+    pki::write_new(&pki_dir.join("admin.key"), &key)?;
+    Tokens::open(folder)?;
+    let evidence = Evidence::open(StoreConfig { dir: folder.join("store"), ..StoreConfig::default() })?;
     evidence.close().await?;
-    Ok(Made {
-        data: data.to_owned(),
-        store,
-        ca: pki_dir.join("ca.pem"),
-        admin_certificate,
-        admin_key,
-        names: names.to_vec(),
-        gateway_key,
-    })
+    for part in PARTS {
+        File::open(folder.join(part))?.sync_all()?;
+    }
+    File::open(folder)?.sync_all()?;
+    Ok(())
+}
+
+/// Moves parts that are ready to where the server looks for them, and goes on where it was interrupted. False when none
+/// are ready.
+fn put_in_place(data: &Path) -> Result<bool, SetupError> {
+    let ready = data.join(READY);
+    if !ready.exists() {
+        return Ok(false);
+    }
+    for part in PARTS {
+        if ready.join(part).exists() {
+            std::fs::rename(ready.join(part), data.join(part))?;
+        }
+    }
+    File::open(data)?.sync_all()?;
+    std::fs::remove_dir(&ready)?;
+    File::open(data)?.sync_all()?;
+    Ok(true)
 }
 
 /// Makes a one-time token. Works beside a running server: tokens are files that it reads when they are used.

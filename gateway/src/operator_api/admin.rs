@@ -90,6 +90,9 @@ pub async fn revoke(
     let now = clock::now();
     match request {
         RevokeRequest::Collector { tenant, collector, reason } => {
+            if !gateway.access.knows(&tenant, &collector) {
+                return Err(unknown(format!("tenant {tenant} has no collector {collector}")));
+            }
             let revocation = Revocation {
                 tenant,
                 collector_id: collector,
@@ -107,6 +110,12 @@ pub async fn revoke(
             );
         }
         RevokeRequest::Operator { name, reason } => {
+            let issued = gateway.evidence.issued_operators().await?;
+            let is_it = |identity: &Identity| matches!(identity, Identity::Operator(o) if o.name == name);
+            // The first administrator's certificate is made by `init`, before there is a journal.
+            if name != "admin" && !issued.iter().filter_map(|uri| uri.parse().ok()).any(|i| is_it(&i)) {
+                return Err(unknown(format!("no certificate was issued to an operator {name}")));
+            }
             gateway
                 .access
                 .revoke_operator(&name, now)
@@ -116,6 +125,11 @@ pub async fn revoke(
         }
     }
     Ok(json(StatusCode::OK, &RevokeAnswer { revoked_at: now }))
+}
+
+/// A mistyped name must not look as if somebody were shut out.
+fn unknown(what: String) -> Refusal {
+    Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("nobody is revoked: {what}"))
 }
 
 /// Most bytes of one import.

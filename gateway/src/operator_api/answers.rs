@@ -60,7 +60,10 @@ pub async fn collectors(State(gateway): State<Arc<Gateway>>, asked: Asked) -> An
     let silent: Vec<_> = silent
         .map(|e| value!({"collector_id": e.collector_id, "host": e.host, "enrolled_at": e.enrolled_at}))
         .collect();
-    Ok(json(StatusCode::OK, &value!({"collectors": seen, "silent": silent})))
+    let revoked = gateway.access.revoked(&asked.tenant);
+    let revoked: Vec<_> =
+        revoked.into_iter().map(|(id, at)| value!({"collector_id": id, "revoked_at": at})).collect();
+    Ok(json(StatusCode::OK, &value!({"collectors": seen, "silent": silent, "revoked": revoked})))
 }
 
 pub async fn proof(

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::PkiError;
 
-pub(super) fn create_dir(dir: &Path) -> Result<(), PkiError> {
+pub fn create_dir(dir: &Path) -> Result<(), PkiError> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| error("create", dir, e))
 }
 

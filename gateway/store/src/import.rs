@@ -2,9 +2,11 @@
 //!
 //! The gateway is the collector of an import: its key signs, and every import has an epoch of its own. A stored line
 //! carries the SHA-256 of the original line in `integrity.source_hash`; trust is `derived`, whatever the original
-//! claimed. Payload keys that the catalogue does not list are stripped; names that it does not have, and lines that
-//! are not `metadata`, are refused and counted.
+//! claimed. Payload keys that the catalogue does not list are stripped, of a name that it does not have all of them. Lines
+//! that are no events, and those that are not `metadata`, are refused and counted. A line whose digest is stored already
+//! is passed over: an import may be repeated.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead};
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,11 +14,12 @@ use std::time::Instant;
 use activity_schema::api::BatchResult;
 use activity_schema::batch::{self, BATCH_VERSION, ClockState, Leaf};
 use activity_schema::catalog::{self, Row, State};
-use activity_schema::event::{EVENT_BYTES_MAX, Sensitivity, Trust};
+use activity_schema::event::{EVENT_BYTES_MAX, Retention, Sensitivity, Trust};
 use activity_schema::ids::{self, CollectorId, Epoch, HostId, InstanceId, StreamId, TenantId};
 use activity_schema::{BatchHeader, Class, Event, Hash, SignedBatch, Timestamp};
 use tokio::sync::oneshot;
 
+use crate::bundle::{Export, ExportError, ExportRequest};
 use crate::check::{Checked, Content, Facts};
 use crate::committer::Job;
 use crate::control::{ControlError, ControlRecord, Import};
@@ -26,9 +29,10 @@ use crate::store::{OpenError, Shared, Store};
 use crate::summary::Summary;
 use crate::tenant::Tenant;
 use crate::terms::TermSet;
+use crate::types::Query;
 
-/// The collector that imports are stored under.
-pub(crate) const IMPORT_COLLECTOR: &str = "gateway-import";
+pub(crate) use activity_coverage::IMPORT_COLLECTOR;
+
 /// Lines of one batch.
 const BATCH_LINES: usize = 1000;
 /// Raw bytes of one batch; a longest line more still fits a batch.
@@ -47,6 +51,10 @@ pub struct ImportDefaults {
 pub struct ImportReport {
     pub stored: u64,
     pub refused: u64,
+    /// Lines that an import before, or an earlier line, had brought.
+    pub already: u64,
+    /// Stored under names that the catalogue does not have, without any payload.
+    pub unknown_names: u64,
     /// Payload keys that were stripped, of all lines.
     pub keys_stripped: u64,
     /// The first refusals: line number, from 1, and reason.
@@ -93,15 +101,23 @@ impl Store {
         let streams = Class::ALL.iter().map(|class| Importer::new(*class, &epoch, &tenant, defaults));
         let mut streams: Vec<Importer> = streams.collect::<Result<_, _>>()?;
         let mut report = ImportReport::default();
+        let mut known = self.imported(&tenant)?;
         for (number, line) in (1..).zip(Lines(lines)) {
             let line = line.map_err(|source| ImportError::Read { line: number, source })?;
             if line.is_empty() {
                 continue;
             }
-            let refusal = match reduce(&line, &mut report) {
+            let refusal = match reduce(&line) {
                 Err(reason) => Some(reason),
-                Ok((event, row)) => {
-                    let importer = streams.iter_mut().find(|s| s.stream.class == row.class);
+                Ok(_) if !known.insert(key_of(&Hash::of(&[&line]))) => {
+                    report.already += 1;
+                    None
+                }
+                Ok(Reduced { event, row, stripped }) => {
+                    report.keys_stripped += stripped;
+                    report.unknown_names += u64::from(row.is_none());
+                    let class = row.map_or(Class::Standard, |row| row.class);
+                    let importer = streams.iter_mut().find(|s| s.stream.class == class);
                     if let Some(importer) = importer {
                         importer.push(event, row, &line, defaults);
                         if importer.is_full() {
@@ -131,6 +147,34 @@ impl Store {
             }
         }
         Ok(report)
+    }
+}
+
+/// Front of a digest; enough to tell the lines of a tenant apart.
+type Key = [u8; 16];
+
+fn key_of(digest: &Hash) -> Key {
+    let mut key = Key::default();
+    key.copy_from_slice(&digest.0[..16]);
+    key
+}
+
+impl Store {
+    /// Digests of the lines that were imported before: 16 bytes each in memory.
+    fn imported(&self, tenant: &Arc<Tenant>) -> Result<BTreeSet<Key>, ImportError> {
+        let query = Query { trusts: vec![Trust::Derived], ..Query::default() };
+        let request = ExportRequest { query, ..ExportRequest::default() };
+        let mut known = BTreeSet::new();
+        let read =
+            |e: ExportError| ImportError::Batch(format!("what was imported before does not read: {e}"));
+        let mut export =
+            Export::begin(Arc::clone(self.shared()), Arc::clone(tenant), request).map_err(read)?;
+        while let Some(part) = export.next_part().map_err(read)? {
+            let events = part.split(|byte| *byte == b'\n').filter_map(|line| Event::parse(line).ok());
+            let digests = events.filter_map(|e| Hash::from_hex(e.integrity.source_hash.as_deref()?));
+            known.extend(digests.map(|digest| key_of(&digest)));
+        }
+        Ok(known)
     }
 }
 
@@ -171,25 +215,35 @@ fn new_epoch(shared: &Shared) -> Result<Epoch, ImportError> {
     Epoch::new(id.hyphenated().to_string()).map_err(|e| ImportError::Batch(e.to_string()))
 }
 
+/// A line that can be stored.
+struct Reduced<'a> {
+    event: Event<'a>,
+    /// `None` where the catalogue does not have the name, or only reserves it.
+    row: Option<&'static Row>,
+    /// Payload keys that were taken out.
+    stripped: u64,
+}
+
 /// Parses a line and reduces it to what the catalogue admits.
-fn reduce<'a>(line: &'a [u8], report: &mut ImportReport) -> Result<(Event<'a>, &'static Row), String> {
+fn reduce(line: &[u8]) -> Result<Reduced<'_>, String> {
     let mut event = Event::parse(line).map_err(|e| e.to_string())?;
     if event.sensitivity != Sensitivity::Metadata {
         return Err("sensitivity is not metadata".to_owned());
     }
     let row = catalog::row(&event.event_name).filter(|row| row.state != State::Reserved);
-    let row = row.ok_or("event_name is not in the catalogue")?;
+    let admits = |key: &str, value: &_| {
+        row.and_then(|row| row.field(key)).is_some_and(|field| field.kind.admits(value))
+    };
     let unlisted: Vec<String> = event
         .payload
         .iter()
-        .filter(|(key, value)| !row.field(key).is_some_and(|field| field.kind.admits(value)))
+        .filter(|(key, value)| !admits(key, value))
         .map(|(key, _)| key.to_owned())
         .collect();
-    for key in unlisted {
-        event.payload.remove(&key);
-        report.keys_stripped += 1;
+    for key in &unlisted {
+        event.payload.remove(key);
     }
-    Ok((event, row))
+    Ok(Reduced { event, row, stripped: unlisted.len() as u64 })
 }
 
 /// Builds and stores the batches of one class.
@@ -235,9 +289,15 @@ impl Importer {
         self.lines.len() >= BATCH_LINES || self.bytes >= BATCH_BYTES
     }
 
-    fn push(&mut self, mut event: Event<'_>, row: &'static Row, original: &[u8], defaults: &ImportDefaults) {
-        event.plane = row.plane;
-        event.retention_class = row.retention;
+    fn push(
+        &mut self,
+        mut event: Event<'_>,
+        row: Option<&'static Row>,
+        original: &[u8],
+        defaults: &ImportDefaults,
+    ) {
+        event.plane = row.map_or(event.plane, |row| row.plane);
+        event.retention_class = row.map_or(Retention::Standard, |row| row.retention);
         event.source.trust = Trust::Derived;
         event.source.collector = self.text.clone().into();
         event.correlation.tenant_id = self.tenant.id.as_str().to_owned().into();

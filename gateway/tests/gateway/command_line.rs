@@ -322,7 +322,10 @@ async fn foreign_lines_are_imported_as_derived_and_bad_ones_are_named() {
     let run = |args: &[&str]| activity(&[&["--gateway", &gateway, "--tenant", "acme"], args].concat());
     let imported = run(&["import", &file]);
     assert_eq!(imported.status.code(), Some(1), "{}", stderr(&imported));
-    assert_eq!(stdout(&imported), "1 lines stored as derived evidence, 1 refused, 1 payload keys stripped\n");
+    assert_eq!(
+        stdout(&imported),
+        "1 lines stored as derived evidence, 0 were there already, 1 refused, 1 payload keys stripped, 0 names unknown\n"
+    );
     assert!(stderr(&imported).contains("line 2: "), "{}", stderr(&imported));
     let found = stdout(&run(&["query", "--trust", "derived", "--format", "ndjson"]));
     assert!(found.contains("\"executable\":\"sh\"") && !found.contains("secret"), "{found}");

@@ -8,5 +8,6 @@ mod export;
 mod full_disk;
 mod isolation;
 mod limits;
+mod operating;
 mod running;
 mod support;

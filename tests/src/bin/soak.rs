@@ -52,11 +52,13 @@ enum Name {
     Fleet,
     /// Every parser of foreign bytes under libFuzzer
     Fuzz,
+    /// 10,000 pairs of questions: of a foreign tenant, and of one that does not exist
+    Isolation,
 }
 
 impl Name {
     fn needs_kernel(self) -> bool {
-        !matches!(self, Name::Fleet | Name::Fuzz)
+        !matches!(self, Name::Fleet | Name::Fuzz | Name::Isolation)
     }
 }
 
@@ -93,6 +95,7 @@ fn run(cli: &Cli, seed: u64) -> anyhow::Result<Value> {
             campaign::durability(size(200), seed.wrapping_add(u64::from(n)))
         }),
         Name::Tamper => campaign::tamper(size(1_000), seed),
+        Name::Isolation => campaign::isolation(size(10_000), seed),
         Name::Fleet => {
             let runs =
                 (0..cli.repeat.unwrap_or(5)).map(|n| fleet::run(500, size(400), seed.wrapping_add(n.into())));

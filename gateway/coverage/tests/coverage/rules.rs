@@ -473,3 +473,34 @@ fn starts_that_are_forgotten_prolong_no_stop() {
     let report = index_of(&[&flapping, &other]).report(&request("i", 30, 5_000, 5_005));
     assert_eq!(states(&report, Process), [(30, 5_000, Unobserved)]);
 }
+
+#[test]
+fn elided_lines_are_told_also_of_an_instance_that_nobody_declared() {
+    let mut c = Collector::new("g", "e1");
+    let mut batch = c.facts_of_batch(Class::Critical, 5, 10, 12);
+    batch.elided = 3;
+    c.facts.push(Fact::Batch(batch));
+    let report = index_of(&[&c]).report(&request("i", 0, 50, 55));
+    assert_eq!((report.elided_lines, report.complete), (3, false));
+}
+
+#[test]
+fn an_imported_instance_is_told_when_asked_for_and_taints_no_other_answer() {
+    let mut imported = Collector::new(activity_coverage::IMPORT_COLLECTOR, "e9");
+    let mut batch = imported.facts_of_batch(Class::Critical, 5, 10, 12);
+    batch.instances = vec!["theirs".to_owned()];
+    imported.facts.push(Fact::Batch(batch));
+    let mut own = Collector::new("g", "e1");
+    own.started(0);
+    own.config("i", 0, &[(Process, "supported")]);
+    own.heartbeat(50);
+    let index = index_of(&[&imported, &own]);
+    let all = CoverageRequest { instance: None, ..request("i", 0, 50, 55) };
+    let report = index.report(&all);
+    assert!(report.complete && only(&report).instance_id == "i", "{report:?}");
+    let report = index.report(&request("theirs", 0, 50, 55));
+    assert!(
+        !report.complete && report.reasons[0].contains("no collector had declared this instance"),
+        "{report:?}"
+    );
+}

@@ -94,7 +94,11 @@ pub struct Export {
 }
 
 impl Export {
-    fn begin(shared: Arc<Shared>, tenant: Arc<Tenant>, request: ExportRequest) -> Result<Self, ExportError> {
+    pub(crate) fn begin(
+        shared: Arc<Shared>,
+        tenant: Arc<Tenant>,
+        request: ExportRequest,
+    ) -> Result<Self, ExportError> {
         let query = Query { limit: 0, cursor: None, since_leaf: None, ..request.query };
         let matcher = Matcher::new(&query, &tenant.keys.terms)?;
         let log_size = tenant.state.read().log_size;
