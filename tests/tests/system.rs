@@ -50,7 +50,7 @@ fn restart_truth_a_stopped_and_started_collector_records_from_its_first_moment()
 /// Field case 20.
 #[test]
 fn durability_truth_acknowledged_is_stored_once() {
-    if let Some(found) = here(|| campaign::durability(8, 20)) {
+    if let Some(found) = here(|| campaign::durability(8, 20, |_| ())) {
         equal(&found);
     }
 }

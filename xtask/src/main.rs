@@ -1,8 +1,9 @@
-//! Project tasks: `cargo xtask demo | test | soak | bench | ebpf | codegen`.
+//! Project tasks: `cargo xtask demo | test | soak | bench | dist | ebpf | codegen`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command-line tool")]
 
 mod cargo;
 mod codegen;
+mod dist;
 mod ebpf;
 mod fuzz;
 mod skips;
@@ -29,7 +30,7 @@ enum Task {
     },
     /// Run every layer of tests
     Test,
-    /// Run a long campaign: exec, restart, durability, tamper, fleet, fuzz
+    /// Run a long campaign: exec, restart, durability, tamper, isolation, fleet, fuzz
     Soak {
         name: String,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -40,6 +41,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Build the collector as one static file
+    Dist,
     /// Build the kernel programs into collector-ebpf/object
     Ebpf {
         /// Change nothing; fail when the committed object is not what the sources give
@@ -67,6 +70,7 @@ fn main() -> anyhow::Result<()> {
             cargo::run_binary("activity-soak", &all, name != "fuzz")
         }
         Task::Bench { arguments } => cargo::run_binary("activity-bench", &arguments, true),
+        Task::Dist => dist::run(),
         Task::Ebpf { check } => ebpf::run(check),
         Task::Codegen { check } => codegen::run(&root(), check),
     }

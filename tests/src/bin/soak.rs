@@ -89,10 +89,14 @@ fn main() -> ExitCode {
 fn run(cli: &Cli, seed: u64) -> anyhow::Result<Value> {
     let size = |default| cli.size.unwrap_or(default);
     match cli.name {
-        Name::Exec => repeat(cli.repeat.unwrap_or(10), |_| campaign::exec_truth(size(15_000))),
+        Name::Exec => repeat(cli.repeat.unwrap_or(10), |_| campaign::exec_truth(size(18_000))),
         Name::Restart => repeat(cli.repeat.unwrap_or(1), |_| campaign::restart_truth(size(20), 1_000)),
         Name::Durability => repeat(cli.repeat.unwrap_or(1), |n| {
-            campaign::durability(size(200), seed.wrapping_add(u64::from(n)))
+            campaign::durability(size(200), seed.wrapping_add(u64::from(n)), |kill| {
+                if kill.is_multiple_of(20) {
+                    eprintln!("kill {kill}");
+                }
+            })
         }),
         Name::Tamper => campaign::tamper(size(1_000), seed),
         Name::Isolation => campaign::isolation(size(10_000), seed),

@@ -12,8 +12,11 @@ use super::{events, lab_with, load, parse_made, settle};
 use crate::lab::{Arena, Lab};
 use crate::truth::{Comparison, compare};
 
-/// Kills gateway or collector `kills` times under load. The seed decides which and when.
-pub fn durability(kills: u32, seed: u64) -> anyhow::Result<Comparison> {
+/// How far back a look at what is stored goes.
+const LOOK_BACK: Duration = Duration::from_secs(10);
+
+/// Kills gateway or collector `kills` times under load. The seed decides which and when; `progress` gets each number.
+pub fn durability(kills: u32, seed: u64, progress: impl Fn(u32)) -> anyhow::Result<Comparison> {
     let mut rng = StdRng::seed_from_u64(seed);
     let arena = Arena::new("durability")?;
     let mut lab = lab_with(&[&arena])?;
@@ -21,16 +24,19 @@ pub fn durability(kills: u32, seed: u64) -> anyhow::Result<Comparison> {
     let made = load(&arena, RATE * (kills + 4), RATE)?;
     let pid = made.id();
     let output = std::thread::spawn(move || made.wait_with_output());
-    for _ in 0..kills {
+    for n in 1..=kills {
         std::thread::sleep(Duration::from_millis(rng.random_range(20..600)));
-        let acked = acknowledged(&lab)?;
+        // What is older was looked at before.
+        let from = (jiff::Timestamp::now() - LOOK_BACK).to_string();
+        let stored = highest(&lab.events(&["--from", &from])?)?;
+        progress(n);
         if rng.random_bool(0.5) {
             lab.collector.take().context("no collector")?.kill()?;
             lab.start_collector()?;
         } else {
             lab.gateway.take().context("no gateway")?.kill()?;
             lab.start_gateway()?;
-            stored_at_least(&lab, &acked)?;
+            stored_at_least(&lab, &from, &stored)?;
         }
     }
     let output = output.join().map_err(|_| anyhow::anyhow!("the load was lost"))??;
@@ -42,11 +48,7 @@ pub fn durability(kills: u32, seed: u64) -> anyhow::Result<Comparison> {
     Ok(found)
 }
 
-/// What the collector was told is durable: sequence by stream, from its heartbeats' source of truth, the gateway.
-fn acknowledged(lab: &Lab) -> anyhow::Result<BTreeMap<String, u64>> {
-    highest(&lab.events(&[])?)
-}
-
+/// The newest sequence of each stream.
 fn highest(events: &[Value]) -> anyhow::Result<BTreeMap<String, u64>> {
     let mut highest = BTreeMap::new();
     for event in events {
@@ -59,8 +61,8 @@ fn highest(events: &[Value]) -> anyhow::Result<BTreeMap<String, u64>> {
 }
 
 /// What could be read before the kill can be read after it.
-fn stored_at_least(lab: &Lab, before: &BTreeMap<String, u64>) -> anyhow::Result<()> {
-    let after = highest(&lab.events(&[])?)?;
+fn stored_at_least(lab: &Lab, from: &str, before: &BTreeMap<String, u64>) -> anyhow::Result<()> {
+    let after = highest(&lab.events(&["--from", from])?)?;
     for (stream, sequence) in before {
         let now = after.get(stream).copied().unwrap_or(0);
         ensure!(now >= *sequence, "{stream}: {sequence} was stored, after the kill only {now}");
