@@ -83,6 +83,8 @@ pub enum AgentRequest {
     TurnedAway {
         peer: Peer,
     },
+    /// It runs in a pid namespace that cannot be seen from here.
+    Unseen,
 }
 
 /// Where requests go; `false` when the recorder has no room now.
@@ -176,7 +178,11 @@ pub async fn serve(
                 continue;
             }
         };
-        let Some(peer) = peer_of(&stream) else { continue };
+        let Some(peer) = peer_of(&stream) else {
+            let _ = stream.try_write(UNSEEN);
+            sink.send(AgentRequest::Unseen);
+            continue;
+        };
         if !uids.is_empty() && peer.uid != 0 && !uids.contains(&peer.uid) {
             continue;
         }
@@ -201,6 +207,9 @@ pub async fn serve(
     }
 }
 
+/// The answer to a process that the kernel does not name to us.
+const UNSEEN: &[u8] =
+    b"HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: 72\r\nconnection: close\r\n\r\n{\"error\":\"your process is in a pid namespace that the collector lacks\"}\n";
 /// The answer to a connection that has no place.
 const TURNED_AWAY: &[u8] =
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";

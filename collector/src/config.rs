@@ -140,6 +140,11 @@ impl Config {
     fn check(&self) -> Result<(), ConfigError> {
         let require = |ok: bool, key, rule| if ok { Ok(()) } else { Err(ConfigError::Value { key, rule }) };
         require(self.spool_bytes_max >= 8 << 20, "spool_bytes_max", "must be at least 8 MiB (8388608)")?;
+        require(self.agent_socket.is_absolute(), "agent_socket", "must be an absolute path")?;
+        require(self.state_dir.is_absolute(), "state_dir", "must be an absolute path")?;
+        let mut ids = self.sandbox.iter().map(|s| &s.instance_id).chain(&self.instance_id);
+        let rule = "must be 1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit";
+        require(ids.all(|id| id.parse::<activity_schema::ids::InstanceId>().is_ok()), "instance_id", rule)?;
         let interval = 100..=3_600_000;
         let rule = "must be 100 to 3600000 milliseconds";
         require(interval.contains(&self.heartbeat_interval_ms), "heartbeat_interval_ms", rule)?;

@@ -19,6 +19,7 @@ use activity_schema::ids::{CollectorId, Epoch, HostId, TenantId};
 use anyhow::Context as _;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SigSet, Signal};
 
 use crate::agent_socket::{AgentRequest, Listening, RequestSink};
 use crate::clock::{ClockReading, STEP_NS};
@@ -113,6 +114,8 @@ struct Names {
 /// Runs until SIGTERM or SIGINT.
 pub fn run(config: &Config) -> anyhow::Result<()> {
     let state = &config.state_dir;
+    // One that comes while we start is heard as soon as there is something to end well.
+    signals().thread_block().context("cannot hold signals back")?;
     let helper = step_down(config)?;
     let _lock = lock(state)?;
     let identity_dir = IdentityDir::new(state);
@@ -132,6 +135,11 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
         daemon.messages(&mailbox_out);
     });
     Ok(())
+}
+
+/// What ends the daemon well.
+fn signals() -> SigSet {
+    [Signal::SIGTERM, Signal::SIGINT].into_iter().collect()
 }
 
 /// Leaves what needs privileges to a process apart and gives them up: nothing that comes from outside has been read.
@@ -454,9 +462,11 @@ impl Daemon {
         let wall = self.recorder.clock().wall;
         let newest = self.recovery.newest.unwrap_or(wall);
         for (epoch, class, damage) in self.recovery.damage.clone() {
-            let Damage { torn_bytes, corrupt_batches, broken } = damage;
+            let Damage { torn_bytes, corrupt_batches, broken, headless } = damage;
+            // What is left of a headless stream is not sent either, however old it is.
+            let since = if headless { began(&epoch).unwrap_or(newest) } else { newest };
             let stream = format!("{}/{epoch}/{class}", self.recorder.spool().identity().collector_id);
-            let loss = |until| Loss::of(LossReason::SpoolCorrupt, "spool", &[], (newest, until));
+            let loss = |until| Loss::of(LossReason::SpoolCorrupt, "spool", &[], (since.min(until), until));
             for (first, last) in corrupt_batches {
                 let loss = loss(newest).counted(last - first + 1, true);
                 self.recorder.lose(loss.of_stream(class, stream.clone(), Some((first, last))));
@@ -579,7 +589,7 @@ impl Daemon {
             self.timers.poll = now + POLL_INTERVAL_NS;
             self.observer.poll(&mut self.recorder, &mut self.polled);
         }
-        if now >= self.timers.second {
+        if now >= self.timers.second.min(self.timers.heartbeat) {
             self.timers.second = now + 1_000_000_000;
             self.each_second(now);
         }
@@ -587,13 +597,14 @@ impl Daemon {
             self.timers.sample = now + self.config.sample_interval_ms * 1_000_000;
             self.sample();
         }
-        if now >= self.timers.heartbeat {
-            self.timers.heartbeat = now + self.config.heartbeat_interval_ms * 1_000_000;
-            self.beat(now);
-        }
+        // Before the heartbeat, which vouches for what was not lost.
         if !self.recorder.spool().ledger.to_emit().is_empty() {
             let instances = self.observer.sandboxes.all().to_vec();
             self.recorder.emit_losses(&instances);
+        }
+        if now >= self.timers.heartbeat {
+            self.timers.heartbeat = now + self.config.heartbeat_interval_ms * 1_000_000;
+            self.beat(now);
         }
     }
 
@@ -610,6 +621,7 @@ impl Daemon {
             }
             kernel.commit_losses();
         }
+        self.observer.tell_unplaced(&mut self.recorder);
         let evicted = std::mem::take(&mut self.observer.processes.evicted);
         if evicted > 0 {
             // Parents of processes that were forgotten to stay within bounds.
@@ -708,6 +720,13 @@ impl Daemon {
             kernel.detach();
         }
     }
+}
+
+/// When an epoch was made, which is in its UUIDv7.
+fn began(epoch: &Epoch) -> Option<Timestamp> {
+    let (seconds, nanos) = uuid::Uuid::parse_str(epoch.as_str()).ok()?.get_timestamp()?.to_unix();
+    let seconds = i64::try_from(seconds).ok()?;
+    Some(Timestamp::from_nanos(seconds.checked_mul(1_000_000_000)?.checked_add(i64::from(nanos))?))
 }
 
 fn sleep_on(fds: &mut [PollFd<'_>], time: Duration) {

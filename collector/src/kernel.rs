@@ -193,7 +193,7 @@ pub struct ReplacedSet {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachReport {
     pub classes: Vec<ClassSupport>,
-    /// At least one program was running already.
+    /// All programs were running already: what happened since is in the rings.
     pub reused_pins: bool,
     /// Every program goes on when the collector ends.
     pub pinned: bool,

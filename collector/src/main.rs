@@ -104,13 +104,23 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 &gateway,
                 server_name.as_deref(),
                 ca,
-                token.trim(),
+                token_in(&token)?.as_str(),
                 &applicant,
             ))?;
             activity_collector::spool::forget_registrations(&config.state_dir.join("spool"))?;
             print(&(serde_json::to_string_pretty(&done)? + "\n"))
         }
     }
+}
+
+/// The token of a file: alone, or in the JSON that `activity-gateway token` prints.
+fn token_in(text: &str) -> anyhow::Result<String> {
+    let text = text.trim();
+    if !text.starts_with('{') {
+        return Ok(text.to_owned());
+    }
+    let made: serde_json::Value = serde_json::from_str(text).context("--token-file: not JSON")?;
+    Ok(made["token"].as_str().context("--token-file: no \"token\" in the JSON")?.to_owned())
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -22,6 +22,13 @@ use crate::sandbox::{Instance, Sandboxes};
 use crate::scope::{Scope, ScopeTable, scope_text};
 use crate::spool::{Disk, Loss};
 
+struct Unplaced {
+    count: u64,
+    /// Boot clock.
+    first_ns: u64,
+    last_ns: u64,
+}
+
 /// State between records.
 pub struct Observer {
     pub ids: ProcessIds,
@@ -32,6 +39,8 @@ pub struct Observer {
     held: BTreeMap<(Class, u8), u64>,
     /// Records that could not be decoded.
     pub undecodable: u64,
+    /// Records whose cgroup was gone, by the sandbox that may miss them; `None`: any.
+    unplaced: BTreeMap<Option<String>, Unplaced>,
     no_instance: Arc<Instance>,
 }
 
@@ -75,6 +84,7 @@ impl Observer {
             scopes,
             held,
             undecodable: 0,
+            unplaced: BTreeMap::new(),
             no_instance,
         }
     }
@@ -120,7 +130,10 @@ impl Observer {
         let instance = if common.lacks(missing::CGROUP) {
             self.processes.get(common.tgid).map_or_else(|| self.no_instance.clone(), |p| p.instance.clone())
         } else {
-            self.sandboxes.resolve(common.cgroup_id, common.tgid)
+            match self.sandboxes.resolve(common.cgroup_id, common.tgid) {
+                Some(instance) => instance,
+                None => self.unplaced(common),
+            }
         };
         let process_id = known.then(|| match self.processes.get_mut(common.tgid, common.start_boottime_ns) {
             Some(p) => p.id.clone(),
@@ -129,6 +142,33 @@ impl Observer {
         let scope = self.scopes.get(common.scope).cloned();
         let join = join_of(common.scope, scope.as_ref(), process_id.as_deref());
         Context { instance, scope, process_id, join }
+    }
+
+    /// The cgroup of a record was gone before the record was read. It is nobody's then, and missing where the process
+    /// was last seen, or anywhere.
+    fn unplaced(&mut self, common: &Common) -> Arc<Instance> {
+        let last = self.processes.get_mut(common.tgid, common.start_boottime_ns).map(|p| p.instance.clone());
+        let last = last.filter(|i| i.instance_id != "unknown").map(|i| i.instance_id.clone());
+        let at = common.ktime_boot_ns;
+        let span = self.unplaced.entry(last).or_insert(Unplaced { count: 0, first_ns: at, last_ns: at });
+        span.count += 1;
+        span.first_ns = span.first_ns.min(at);
+        span.last_ns = span.last_ns.max(at);
+        self.sandboxes.unknown().clone()
+    }
+
+    /// Tells what has been unplaced since the last call.
+    pub fn tell_unplaced<D: Disk>(&mut self, recorder: &mut Recorder<D>) {
+        const PLACES: &[&[&str]] =
+            &[&["process.started", "process.exec", "process.exited"], &["network.flow.closed"]];
+        for (instance, Unplaced { count, first_ns, last_ns }) in std::mem::take(&mut self.unplaced) {
+            let clock = recorder.clock();
+            let between = (clock.wall_of(first_ns), clock.wall_of(last_ns));
+            for names in PLACES {
+                let loss = Loss::of(LossReason::MapEvicted, "cgroup", names, between).counted(count, false);
+                recorder.lose(loss.of_instance(instance.clone()));
+            }
+        }
     }
 
     fn fork<D: Disk>(&mut self, recorder: &mut Recorder<D>, r: &ForkRecord, tell: bool) {
@@ -444,7 +484,7 @@ impl Observer {
 
     /// Kernel losses, by sandbox.
     pub fn lost<D: Disk>(&mut self, recorder: &mut Recorder<D>, loss: &KernelLoss) {
-        let instance = loss.cgroup_id.map(|id| self.sandboxes.resolve(id, 0));
+        let instance = loss.cgroup_id.and_then(|id| self.sandboxes.resolve(id, 0));
         let known = instance.filter(|i| i.instance_id != "unknown");
         let wall = |ns: u64| recorder.clock().wall_of(ns);
         let (first_time, last_time) = (wall(loss.first_ns), wall(loss.last_ns));

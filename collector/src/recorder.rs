@@ -84,6 +84,9 @@ struct Pending {
     bytes: usize,
 }
 
+/// The log hears of a spool that cannot be written once in this time.
+const TELL_EVERY_NS: u64 = 10_000_000_000;
+
 pub struct Recorder<D: Disk> {
     spool: Spool<D>,
     rng: StdRng,
@@ -96,6 +99,8 @@ pub struct Recorder<D: Disk> {
     /// Events that the catalogue refused: a defect here or a bad submission.
     pub refused: u64,
     pub drops_total: u64,
+    /// Until then the log has been told that the spool cannot be written, boot clock.
+    told_until_ns: u64,
 }
 
 impl<D: Disk> Recorder<D> {
@@ -113,6 +118,7 @@ impl<D: Disk> Recorder<D> {
             own,
             refused: 0,
             drops_total: 0,
+            told_until_ns: 0,
         }
     }
 
@@ -255,7 +261,10 @@ impl<D: Disk> Recorder<D> {
         let reason = match error {
             AppendError::Quota => LossReason::SpoolQuota,
             AppendError::Io(source) => {
-                tracing::error!(error = %source, "the spool cannot be written");
+                if self.clock.boot_ns >= self.told_until_ns {
+                    self.told_until_ns = self.clock.boot_ns + TELL_EVERY_NS;
+                    tracing::error!(error = %source, "the spool cannot be written; what is lost is counted");
+                }
                 LossReason::DiskFull
             }
         };

@@ -28,7 +28,7 @@ pub struct Instance {
 pub struct Sandboxes {
     root: PathBuf,
     instances: Vec<Arc<Instance>>,
-    by_cgroup: HashMap<u64, Arc<Instance>>,
+    by_cgroup: HashMap<u64, Option<Arc<Instance>>>,
     unknown: Arc<Instance>,
 }
 
@@ -50,6 +50,11 @@ impl Sandboxes {
         &self.instances[0]
     }
 
+    /// What is nobody's.
+    pub fn unknown(&self) -> &Arc<Instance> {
+        &self.unknown
+    }
+
     pub fn all(&self) -> &[Arc<Instance>] {
         &self.instances
     }
@@ -59,11 +64,11 @@ impl Sandboxes {
         self.root.join(instance.cgroup.trim_start_matches('/'))
     }
 
-    /// The sandbox of a kernel cgroup id. `pid` is asked in procfs when the id is new. A cgroup that cannot be
-    /// resolved belongs to nobody known, unless the only sandbox is the whole machine.
-    pub fn resolve(&mut self, cgroup_id: u64, pid: u32) -> Arc<Instance> {
+    /// The sandbox of a kernel cgroup id. `pid` is asked in procfs when the id is new. `None` when the cgroup is gone:
+    /// it may have been any sandbox's, unless the only sandbox is the whole machine.
+    pub fn resolve(&mut self, cgroup_id: u64, pid: u32) -> Option<Arc<Instance>> {
         if self.instances.len() == 1 && self.instances[0].cgroup == "/" {
-            return self.instances[0].clone();
+            return Some(self.instances[0].clone());
         }
         if let Some(found) = self.by_cgroup.get(&cgroup_id) {
             return found.clone();
@@ -72,7 +77,7 @@ impl Sandboxes {
             .filter(|path| inode(&self.root.join(path.trim_start_matches('/'))) == Some(cgroup_id))
             .or_else(|| self.search(cgroup_id));
         // One that is gone does not come back: the kernel does not give its id again.
-        let found = path.map_or_else(|| self.unknown.clone(), |path| self.owner(&path));
+        let found = path.map(|path| self.owner(&path));
         if self.by_cgroup.len() >= CACHE_MAX {
             self.by_cgroup.clear();
         }

@@ -6,12 +6,12 @@ pub mod identity;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use activity_schema::Class;
 use activity_schema::api::{BatchResult, BatchesAnswer};
 use activity_schema::ids::Epoch;
 use activity_schema::keys::PublicKey;
 use activity_schema::merkle::Hash;
 use activity_schema::uplink::{Action, Input, Outcome, Sender, SenderConfig};
-use activity_schema::{Class, Timestamp};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -20,6 +20,10 @@ use crate::clock::boot_ns;
 use crate::spool::{Disk, ReadError, SpoolReader};
 use client::{Client, ClientError, Endpoint};
 use identity::{Identity, IdentityDir, IdentityError};
+
+/// Steps in which renewal of the certificate is looked at.
+const RENEW_STEP_MIN: Duration = Duration::from_secs(1);
+const RENEW_STEP_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// From the recorder.
 #[derive(Debug)]
@@ -107,6 +111,7 @@ impl<D: Disk> Uplink<D> {
             }
         }
         let mut stop_at: Option<tokio::time::Instant> = None;
+        let mut renew_at = self.renewal();
         loop {
             let drained = Class::ALL.iter().all(|c| self.lanes.iter().all(|l| l.sender.pending(*c) == 0));
             if stop_at.is_some_and(|at| drained || tokio::time::Instant::now() >= at) {
@@ -125,13 +130,16 @@ impl<D: Disk> Uplink<D> {
                     }
                     None => stop_at = Some(tokio::time::Instant::now() + linger),
                 },
+                () = tokio::time::sleep_until(renew_at), if stop_at.is_none() => {
+                    self.renew().await;
+                    renew_at = self.renewal();
+                }
                 Some(done) = self.requests.join_next() => if let Ok(sent) = done { self.answered(sent).await },
                 () = tokio::time::sleep(wake) => {
                     self.wake_ns = None;
                     if self.client.as_ref().is_some_and(Client::is_closed) {
                         self.disconnected().await;
                     } else {
-                        self.renew_if_due().await;
                         self.feed_all(&Input::Tick).await;
                     }
                 }
@@ -301,13 +309,15 @@ impl<D: Disk> Uplink<D> {
         sent == Some(receipt.body.batch_hash) && receipt.is_signed_by(self.identity.gateway_key)
     }
 
-    /// Renews the certificate in the last third of its life.
-    async fn renew_if_due(&mut self) {
-        const RENEW_BEFORE_NS: i64 = 8 * 3600 * 1_000_000_000;
-        let now = Timestamp::from_nanos(crate::clock::ClockReading::now().wall.as_nanos());
-        if self.identity.not_after.nanos_since(now) > RENEW_BEFORE_NS {
-            return;
-        }
+    /// When the certificate is to be renewed: a third of what is left of its life before it ends. After a failure that
+    /// is tried again in ever shorter steps, of a second at least.
+    fn renewal(&self) -> tokio::time::Instant {
+        let left = self.identity.not_after.nanos_since(crate::clock::ClockReading::now().wall);
+        let wait = Duration::from_nanos(u64::try_from(left).unwrap_or(0)) * 2 / 3;
+        tokio::time::Instant::now() + wait.clamp(RENEW_STEP_MIN, RENEW_STEP_MAX)
+    }
+
+    async fn renew(&mut self) {
         let Some(client) = self.client.clone() else { return };
         let Some(lane) = self.lanes.last() else { return };
         let (key, epoch) = (lane.feed.key, lane.feed.epoch.clone());

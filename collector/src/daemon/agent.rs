@@ -131,19 +131,22 @@ pub fn handle<D: Disk>(parts: &mut Parts<'_, D>, request: AgentRequest) {
             };
             let _ = reply.send(answer);
         }
-        AgentRequest::TurnedAway { peer } => parts.lose(&peer, 1),
+        AgentRequest::TurnedAway { peer } => parts.lose(parts.known_instance(&peer), 1),
+        AgentRequest::Unseen => parts.lose(None, 1),
     }
 }
 
 impl<D: Disk> Parts<'_, D> {
     /// There was no room for what an agent had to say. It is told to come back; whether it does is not known.
-    fn lose(&mut self, peer: &Peer, count: u64) {
+    fn lose(&mut self, instance: Option<String>, count: u64) {
         const DECLARED: &[&str] = &["session.started", "agent.tool.invoked"];
         let now = self.recorder.clock().wall;
-        let instance = self.instance_of(peer.pid).instance_id.clone();
-        let loss =
-            Loss::of(LossReason::RateLimit, "agent_socket", DECLARED, (now, now)).counted(count, false);
-        self.recorder.lose(loss.of_instance((instance != "unknown").then_some(instance)));
+        let loss = Loss::of(LossReason::RateLimit, "agent_socket", DECLARED, (now, now));
+        self.recorder.lose(loss.counted(count, false).of_instance(instance));
+    }
+
+    fn known_instance(&self, peer: &Peer) -> Option<String> {
+        Some(self.instance_of(peer.pid).instance_id.clone()).filter(|id| id != "unknown")
     }
 
     fn instance_of(&self, pid: u32) -> Arc<Instance> {
@@ -159,7 +162,7 @@ impl<D: Disk> Parts<'_, D> {
         };
         let lines: Vec<&[u8]> = body.split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
         if !self.quota.take(lines.len() as u64, self.recorder.clock().boot_ns) {
-            self.lose(peer, lines.len() as u64);
+            self.lose(self.known_instance(peer), lines.len() as u64);
             return Answer::Later { retry_after_s: 1 };
         }
         let mut answer = EventsAnswer::default();

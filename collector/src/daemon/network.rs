@@ -133,6 +133,9 @@ async fn signals(mailbox: Mailbox) {
     else {
         return;
     };
+    if let Err(error) = super::signals().thread_unblock() {
+        tracing::warn!(%error, "signals are not heard");
+    }
     tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
     mailbox.deliver(Message::Stop);
 }

@@ -117,6 +117,7 @@ fn attach_as(config: &KernelConfig) -> Result<Attached, AttachError> {
         links: Vec::new(),
         running: Vec::new(),
         reused: 0,
+        fresh: 0,
         unpinned: 0,
         slot: 0,
     };
@@ -131,7 +132,8 @@ fn attach_as(config: &KernelConfig) -> Result<Attached, AttachError> {
             });
         }
     }
-    let (links, running, reused) = (attacher.links, attacher.running, attacher.reused);
+    let (links, running) = (attacher.links, attacher.running);
+    let (reused, fresh) = (attacher.reused, attacher.fresh);
     let pinned = set.is_some() && attacher.unpinned == 0;
     if classes.iter().all(|class| matches!(class.support, Support::Unsupported(_))) {
         if let Some(set) = &set_path {
@@ -148,7 +150,7 @@ fn attach_as(config: &KernelConfig) -> Result<Attached, AttachError> {
     let map_bytes = maps.values().map(|map| sys::memory_bytes(map.as_fd())).sum();
     let report = AttachReport {
         classes,
-        reused_pins: reused > 0,
+        reused_pins: reused > 0 && fresh == 0,
         pinned,
         not_pinned: None,
         btf: btf.is_some(),
@@ -256,6 +258,8 @@ struct Attacher<'a> {
     links: Vec<PinnedLink>,
     running: Vec<Running>,
     reused: usize,
+    /// Attached now: nothing watched there before.
+    fresh: usize,
     unpinned: usize,
     /// Number of the next probe.
     slot: u32,
@@ -331,6 +335,7 @@ impl Attacher<'_> {
             .program_mut(probe.program)
             .ok_or_else(|| "the object lacks the program".to_owned())?;
         let link = start(program, probe.hook, self.cgroup.as_ref(), pin.is_some())?;
+        self.fresh += 1;
         match (link, pin) {
             (Some(link), Some(pin)) => {
                 let link = link.pin(&pin).map_err(|error| describe(&error))?;

@@ -103,11 +103,14 @@ impl<D: Disk> EpochSpool<D> {
             };
             let index = BatchIndex::default();
             let (mut log, mut found) = open_stream(disk, dir.join(class.as_str()), stream, index)?;
-            if let Some(acked) = acks.streams.get(class.as_str()) {
+            let acked = acks.streams.get(class.as_str()).map_or(0, |a| a.batch_number);
+            if acked > 0 {
                 // Its numbers were used: going on from an earlier one would fork the stream.
-                found.broken |= acked.batch_number >= log.next_batch;
-                log.release(acked.batch_number)?;
+                found.broken |= acked >= log.next_batch;
+                log.release(acked)?;
             }
+            found.headless = log.first_pending().is_some_and(|first| first > acked + 1);
+            found.broken |= found.headless;
             streams.insert(*class, log);
             damage.insert(*class, found);
         }

@@ -25,6 +25,8 @@ pub struct Damage {
     pub corrupt_batches: Vec<(u64, u64)>,
     /// The stream cannot be continued: frames are missing inside it.
     pub broken: bool,
+    /// Batches in front of the first that is left are gone without an acknowledgement: no gateway takes what is left.
+    pub headless: bool,
 }
 
 /// Opens a stream's folder, creating it when absent.

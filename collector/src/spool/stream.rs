@@ -238,6 +238,11 @@ impl<D: Disk> StreamLog<D> {
         }
     }
 
+    /// Number of the oldest batch that is not released.
+    pub fn first_pending(&self) -> Option<u64> {
+        lock(&self.batches).front().map(|b| b.number)
+    }
+
     /// Batches that are not released, and when the oldest event in them occurred.
     pub fn pending(&self) -> (usize, Option<Timestamp>) {
         let batches = lock(&self.batches);

@@ -22,8 +22,15 @@ pub(super) async fn export(place: &Place, args: ExportArgs, out: &Output) -> Res
     let kept = args.checkpoint.as_deref().map(read_checkpoint).transpose()?;
     let target = &args.output;
     let exists = || CliError::Usage(format!("{} is there already; --force replaces it", target.display()));
-    if target.symlink_metadata().is_ok() && !args.force {
-        return Err(exists());
+    match target.symlink_metadata() {
+        Ok(found) if !found.is_file() => {
+            return Err(CliError::Usage(format!(
+                "{} is no regular file; nothing is written",
+                target.display()
+            )));
+        }
+        Ok(_) if !args.force => return Err(exists()),
+        _ => {}
     }
     let params =
         Params { kept_size: kept.map(|(_, checkpoint)| checkpoint.size), ..filter(place, args.filter)? };

@@ -8,6 +8,7 @@
 use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 
+use activity_schema::coverage::CoverageReport;
 use activity_schema::{Event, Hash, Timestamp};
 use bytes::Bytes;
 
@@ -157,8 +158,18 @@ impl Shared {
         let matcher = Matcher::new(query, &tenant.keys.terms)?;
         let cursor =
             query.cursor.as_deref().map(|c| Cursor::parse(c).ok_or(QueryError::Cursor)).transpose()?;
+        // Before the end of the log is looked up: what it vouches for lies below that end.
+        let mut coverage = self.coverage(tenant, &coverage_of(query));
         let log_size = tenant.state.read().log_size;
         let snapshot = cursor.map_or(log_size, |c| c.log_size);
+        if snapshot < log_size && !self.plan(tenant, &matcher, &(snapshot..log_size)).is_empty() {
+            // It vouches for more than this listing, which ends where its first page began, can hold.
+            coverage.complete = false;
+            coverage.reasons.push(
+                "events that may be asked for came after the first page: ask again without a cursor"
+                    .to_owned(),
+            );
+        }
         let leaves = query.since_leaf.unwrap_or(0)..snapshot;
         let limit = if query.limit == 0 { LIMIT_DEFAULT } else { query.limit.min(LIMIT_MAX) };
         for _ in 0..PLANS_MAX {
@@ -171,7 +182,7 @@ impl Shared {
                 unreadable: Vec::new(),
             };
             if self.fill(tenant, &matcher, &leaves, &mut page).is_ok() {
-                return Ok(self.answer(tenant, query, page, snapshot));
+                return Ok(answer(coverage, page, snapshot));
             }
         }
         Err(QueryError::Busy)
@@ -259,28 +270,31 @@ impl Shared {
         plan.sort_by_key(Candidate::occurred_min);
         plan
     }
+}
 
-    fn answer(&self, tenant: &Tenant, query: &Query, page: Page, log_size: u64) -> Answer {
-        let mut hits = page.hits.into_sorted_vec();
-        let more = hits.len() > page.limit;
-        hits.truncate(page.limit);
-        let last = hits.last().map(|hit| hit.place);
-        let next_cursor = last.filter(|_| more).map(|after| Cursor { log_size, after }.to_text());
-        let coverage = CoverageQuery {
-            instance: query.instance.clone(),
-            from: query.from,
-            to: query.to,
-            classes: query.classes.clone(),
-        };
-        Answer {
-            coverage: self.coverage(tenant, &coverage),
-            events: hits.into_iter().map(|hit| hit.event).collect(),
-            next_cursor,
-            log_size,
-            erased_lines: page.erased_lines,
-            damaged: page.damaged,
-            unreadable: page.unreadable,
-        }
+/// The coverage that goes with a query.
+pub(crate) fn coverage_of(query: &Query) -> CoverageQuery {
+    CoverageQuery {
+        instance: query.instance.clone(),
+        from: query.from,
+        to: query.to,
+        classes: query.classes.clone(),
+    }
+}
+
+fn answer(coverage: CoverageReport, page: Page, log_size: u64) -> Answer {
+    let mut hits = page.hits.into_sorted_vec();
+    let more = hits.len() > page.limit;
+    hits.truncate(page.limit);
+    let last = hits.last().map(|hit| hit.place);
+    Answer {
+        coverage,
+        next_cursor: last.filter(|_| more).map(|after| Cursor { log_size, after }.to_text()),
+        events: hits.into_iter().map(|hit| hit.event).collect(),
+        log_size,
+        erased_lines: page.erased_lines,
+        damaged: page.damaged,
+        unreadable: page.unreadable,
     }
 }
 

@@ -223,6 +223,12 @@ impl Sender {
                     strand(stream, class, *next_batch_number, actions);
                     return;
                 }
+                // What it lacks is gone here: nothing that is left will be taken.
+                Outcome::Gap { next_batch_number } if *next_batch_number < first => {
+                    stream.paused_until_ns = now_ns.saturating_add(backoff);
+                    actions.push(Action::Stranded { class, number: *next_batch_number });
+                    break;
+                }
                 Outcome::Gap { .. } => break,
                 Outcome::Refused => {
                     // Kept and tried again rarely: a revoked or mistaken gateway must not cost evidence.

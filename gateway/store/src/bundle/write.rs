@@ -18,12 +18,12 @@ use super::{
 };
 use crate::control::{ControlRecord, Signed, signed_records};
 use crate::matcher::{Matcher, QueryError};
-use crate::query::{Candidate, UNREADABLE_NAMED_MAX};
+use crate::query::{Candidate, UNREADABLE_NAMED_MAX, coverage_of};
 use crate::reader::ReadError;
 use crate::record::{FLAG_FORK, StoredBatch, StoredLine};
 use crate::store::{Shared, Store};
 use crate::tenant::Tenant;
-use crate::types::{CoverageQuery, Query};
+use crate::types::Query;
 use activity_schema::batch::Leaf;
 use activity_schema::checkpoint::Checkpoint;
 use activity_schema::merkle;
@@ -101,6 +101,8 @@ impl Export {
     ) -> Result<Self, ExportError> {
         let query = Query { limit: 0, cursor: None, since_leaf: None, ..request.query };
         let matcher = Matcher::new(&query, &tenant.keys.terms)?;
+        // Before the end of the log is looked up: what it vouches for lies below that end.
+        let coverage = shared.coverage(&tenant, &coverage_of(&query));
         let log_size = tenant.state.read().log_size;
         let checkpoint = shared.checkpoint_for_export(&tenant, log_size);
         let signed_size =
@@ -108,15 +110,6 @@ impl Export {
         let mut leaves = shared.leaves(&tenant).ok_or(ExportError::Leaves)?;
         leaves.truncate(usize::try_from(signed_size).unwrap_or(usize::MAX));
         let consistency = request.kept_size.map(|kept| consistency(&leaves, kept)).transpose()?;
-        let coverage = shared.coverage(
-            &tenant,
-            &CoverageQuery {
-                instance: query.instance.clone(),
-                from: query.from,
-                to: query.to,
-                classes: query.classes.clone(),
-            },
-        );
         let manifest = Manifest {
             actor: request.actor,
             checkpoint,
