@@ -312,45 +312,4 @@ fn json(status: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_uid_shuts_the_others_out_and_places_come_back() {
-        let places = Arc::new(Places::default());
-        let mut held: Vec<_> =
-            (0..CONNECTIONS_PER_UID_MAX).map(|_| Places::take(&places, 7).unwrap()).collect();
-        assert!(Places::take(&places, 7).is_none());
-        let other = Places::take(&places, 8).unwrap();
-        held.pop();
-        held.push(Places::take(&places, 7).unwrap());
-        drop(other);
-        let more = CONNECTIONS_MAX - held.len();
-        held.extend((0..more).map(|_| Places::take(&places, 9).unwrap()));
-        assert!(Places::take(&places, 10).is_none(), "all together are bounded");
-        drop(held);
-        assert!(places.0.lock().unwrap().is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_socket_that_was_removed_or_replaced_is_not_reachable() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("agent.sock");
-        let listening = Listening::at(&path);
-        assert!(!listening.is_reachable());
-        let _first = listening.bind().unwrap();
-        assert!(listening.is_reachable());
-        let _other = {
-            std::fs::remove_file(&path).unwrap();
-            assert!(!listening.is_reachable(), "removed");
-            std::os::unix::net::UnixListener::bind(&path).unwrap()
-        };
-        assert!(!listening.is_reachable(), "replaced");
-        let _second = listening.bind().unwrap();
-        assert!(listening.is_reachable());
-        listening.remove();
-        std::fs::write(&path, "text").unwrap();
-        assert!(listening.bind().is_err(), "no socket: left alone");
-        assert_eq!(std::fs::read(&path).unwrap(), b"text");
-    }
-}
+mod tests;

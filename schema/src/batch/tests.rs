@@ -201,7 +201,9 @@ fn the_largest_header_fits_and_a_longer_one_is_not_read() {
 fn a_body_of_the_largest_batch_fits_and_a_longer_one_is_not_read() {
     let mut word = 1u64;
     let noise: Vec<u8> = std::iter::repeat_with(|| {
-        (word ^= word << 13, word ^= word >> 7, word ^= word << 17);
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
         word.to_le_bytes()[3]
     })
     .take(1_048_576)
