@@ -222,4 +222,25 @@ mod tests {
         assert_eq!(a.policy_digest(), b.policy_digest());
         assert_ne!(a.policy_digest(), c.policy_digest());
     }
+
+    #[test]
+    fn sizes_and_intervals_have_a_default_and_bounds() {
+        let check = |text: &str| toml::from_str::<Config>(text).unwrap().check().is_ok();
+        for (least, less) in [
+            ("spool_bytes_max = 8388608", "spool_bytes_max = 8388607"),
+            ("heartbeat_interval_ms = 100", "heartbeat_interval_ms = 99"),
+            ("heartbeat_interval_ms = 3600000", "heartbeat_interval_ms = 3600001"),
+            ("sample_interval_ms = 100", "sample_interval_ms = 99"),
+            ("sample_interval_ms = 3600000", "sample_interval_ms = 3600001"),
+            ("kernel.ring_bytes_max = 262144", "kernel.ring_bytes_max = 262143"),
+        ] {
+            assert!(check(least) && !check(less), "{least}");
+        }
+        let config: Config = toml::from_str("").unwrap();
+        assert_eq!(
+            (config.spool_bytes_max, config.kernel.ring_bytes_max),
+            (268_435_456, 12_582_912),
+            "256 MiB and 12 MiB"
+        );
+    }
 }

@@ -7,6 +7,8 @@ mod network;
 mod rings;
 mod syncer;
 pub mod telemetry;
+#[cfg(test)]
+mod tests;
 
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
@@ -55,7 +57,7 @@ const MESSAGES_MAX: usize = 256;
 /// Messages waiting; agents beyond that are told to come back.
 const QUEUE_MAX: usize = 1024;
 /// UDP flows without a packet for this long are closed, nanoseconds.
-const UDP_IDLE_NS: u64 = 30_000_000_000;
+pub(crate) const UDP_IDLE_NS: u64 = 30_000_000_000;
 /// Polling of procfs where there is no eBPF.
 const POLL_INTERVAL_NS: u64 = 100_000_000;
 

@@ -161,6 +161,16 @@ mod tests {
 
     use super::*;
 
+    fn instance() -> Arc<Instance> {
+        Arc::new(Instance {
+            instance_id: "i".to_owned(),
+            agent_id: "a".to_owned(),
+            runtime: Runtime::Host,
+            layer: Layer::Host,
+            cgroup: "/".to_owned(),
+        })
+    }
+
     fn process(n: u32, instance: &Arc<Instance>) -> Process {
         Process {
             id: n.to_string().into(),
@@ -183,25 +193,29 @@ mod tests {
     /// Field case 4.
     #[test]
     fn field_case_4_the_table_is_bounded_after_churn_and_what_it_forgets_is_counted() {
-        let instance = Arc::new(Instance {
-            instance_id: "i".to_owned(),
-            agent_id: "a".to_owned(),
-            runtime: Runtime::Host,
-            layer: Layer::Host,
-            cgroup: "/".to_owned(),
-        });
-        let max = u32::try_from(PROCESSES_MAX).unwrap();
+        let instance = instance();
+        let max = 65_536;
         let mut table = ProcessTable::default();
         for n in 1..=4 * max {
             table.insert(process(n, &instance));
             table.remove(n, u64::from(n) * crate::identity::TICK_NS).unwrap();
         }
         assert!(table.is_empty() && table.evicted == 0, "who ended is not forgotten but gone");
-        assert!(table.order.len() <= 2 * PROCESSES_MAX, "{} places are kept", table.order.len());
+        assert!(table.order.len() <= 2 * 65_536, "{} places are kept", table.order.len());
         for n in 1..=max + 1_000 {
             table.insert(process(n, &instance));
         }
-        assert_eq!((table.len(), table.evicted), (PROCESSES_MAX, 1_000));
+        assert_eq!((table.len(), table.evicted), (65_536, 1_000));
         assert!(table.get(1_000).is_none() && table.get(1_001).is_some(), "the oldest go first");
+    }
+
+    #[test]
+    fn a_fork_that_did_not_exec_for_a_second_is_told_once() {
+        let mut table = ProcessTable::default();
+        table.insert(Process { told: false, forked_at_ns: 5, ..process(1, &instance()) });
+        assert_eq!(table.next_due_ns(), Some(1_000_000_005));
+        assert!(table.due(1_000_000_004).is_empty());
+        assert_eq!(table.due(1_000_000_005).len(), 1);
+        assert!(table.due(9_000_000_000).is_empty());
     }
 }

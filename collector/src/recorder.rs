@@ -388,3 +388,6 @@ fn loss_payload(loss: &Loss) -> Payload<'static> {
     p.set("precision", if loss.exact { "exact" } else { "lower_bound" });
     p
 }
+
+#[cfg(test)]
+mod tests;

@@ -138,3 +138,28 @@ pub fn cgroup2_root() -> Option<PathBuf> {
         (kind == "cgroup2").then(|| PathBuf::from(path))
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_16384_cgroups_it_is_remembered_whose_they_are() {
+        let root = tempfile::tempdir().unwrap();
+        let own = Instance {
+            instance_id: "i".to_owned(),
+            agent_id: "a".to_owned(),
+            runtime: Runtime::Host,
+            layer: Layer::Host,
+            cgroup: "/own".to_owned(),
+        };
+        let mut sandboxes = Sandboxes::new(root.path().to_owned(), own, Vec::new());
+        let mut remembered = |cgroup_id| {
+            assert_eq!(sandboxes.resolve(cgroup_id, 0).instance_id, "unknown");
+            sandboxes.by_cgroup.len()
+        };
+        assert_eq!((1..=16_384).map(&mut remembered).max(), Some(16_384));
+        assert_eq!(remembered(1), 16_384);
+        assert_eq!(remembered(20_000), 1, "filled anew");
+    }
+}

@@ -297,7 +297,7 @@ mod tests {
         let harness = caller("iteron", 1);
         assert!(table.close(2, &harness).unwrap().closed);
         assert_eq!(table.close(2, &harness), Err(ScopeRefusal::NotOpener), "once");
-        for n in 10..10 + SCOPES_MAX as u64 - 2 {
+        for n in 10..10 + 8_192 - 2 {
             table
                 .open(n, &caller("p", 0), &root("q", 0, true), request(ScopeKind::Session, "x", None))
                 .unwrap();
@@ -314,5 +314,31 @@ mod tests {
     fn scope_numbers_round_trip() {
         assert_eq!(parse_scope(&scope_text(u64::MAX - 3)), Some(u64::MAX - 3));
         assert_eq!(parse_scope("s-1"), None);
+    }
+
+    #[test]
+    fn scope_texts_are_1_to_256_bytes_without_controls() {
+        let set: [fn(&mut OpenRequest, String); 4] = [
+            |r, text| r.session_id = text,
+            |r, text| r.agent_id = text,
+            |r, text| r.tool_call_id = Some(text),
+            |r, text| r.command_id = Some(text),
+        ];
+        for (text, ok) in [(256, true), (257, false), (1, true), (0, false)]
+            .map(|(n, ok)| ("x".repeat(n), ok))
+            .into_iter()
+            .chain([
+                ("a\nb".to_owned(), false),
+                ("\u{7f}".to_owned(), false),
+                ("a b \u{e9}".to_owned(), true),
+            ])
+        {
+            for set in set {
+                let mut asked = request(ScopeKind::ToolCall, "s", None);
+                set(&mut asked, text.clone());
+                let opened = ScopeTable::default().open(1, &caller("p", 0), &root("q", 0, true), asked);
+                assert_eq!(matches!(opened, Err(ScopeRefusal::Text { .. })), !ok, "{text:?}");
+            }
+        }
     }
 }

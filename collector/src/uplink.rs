@@ -353,3 +353,6 @@ pub fn full(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;

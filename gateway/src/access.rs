@@ -247,3 +247,40 @@ fn binds(enrolment: &Enrolment, host: &HostId, instances: &Instances) -> bool {
 fn millis(at: Timestamp) -> u64 {
     u64::try_from(at.as_nanos().div_euclid(1_000_000)).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use activity_schema::keys::Signer;
+
+    use super::*;
+
+    #[test]
+    fn of_a_collector_256_keys_are_remembered() {
+        let enrolment = |n: u16| {
+            let mut seed = [0; 32];
+            seed[..2].copy_from_slice(&n.to_le_bytes());
+            Enrolment {
+                tenant: "acme".parse().unwrap(),
+                collector_id: "c-1".parse().unwrap(),
+                host: "host-1".parse().unwrap(),
+                instances: Instances::Host,
+                signing_key: Signer::from_seed(&seed).public(),
+                epoch: format!("epoch-{n}").parse().unwrap(),
+                certificate_serial: "01".to_owned(),
+                enrolled_at: Timestamp::from_nanos(1),
+            }
+        };
+        let identity = CollectorIdentity {
+            tenant: "acme".parse().unwrap(),
+            host: "host-1".parse().unwrap(),
+            instances: Instances::Host,
+            collector: "c-1".parse().unwrap(),
+        };
+        for (enrolled, oldest) in [(256, "epoch-0"), (257, "epoch-1")] {
+            let all = (0..enrolled).map(enrolment).collect();
+            let access = Access::load(all, Vec::new(), "/nowhere".into()).unwrap();
+            let keys = access.caller(&identity).keys;
+            assert_eq!((keys.len(), keys[0].2.as_str()), (256, oldest));
+        }
+    }
+}

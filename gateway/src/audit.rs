@@ -51,3 +51,21 @@ impl Audit {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_refused_reads_1_024_kinds_are_told_apart_and_the_rest_is_counted() {
+        let audit = Audit::default();
+        for n in 0..1_030 {
+            audit.refused(&n.to_string(), "/v1/query");
+        }
+        audit.refused("7", "/v1/query");
+        let refused = audit.refused.lock().unwrap();
+        let count = |who: &str| refused.get(&(who.to_owned(), "/v1/query")).copied();
+        assert_eq!((refused.len(), count("1023"), count("1024")), (1_025, Some(1), None));
+        assert_eq!((count("several"), count("7")), (Some(6), Some(2)));
+    }
+}

@@ -258,4 +258,23 @@ mod tests {
         let error = load("[limits]\ndrain_max = \"soon\"\n", &[]).unwrap().config().unwrap_err();
         assert!(error.to_string().contains("24h") && error.to_string().contains("gateway.toml"), "{error}");
     }
+
+    #[test]
+    fn what_is_not_said_has_these_values() {
+        let config = load("", &[]).unwrap().config().unwrap();
+        const DAY: u64 = 86_400;
+        for (key, seconds, wanted) in [
+            ("collector_lifetime", config.collector_lifetime, DAY),
+            ("operator_lifetime", config.operator_lifetime, 90 * DAY),
+            ("drain_max", config.drain_max, 30),
+            ("stall_max", config.stall_max, 5),
+            ("commit_rotate_age", config.store.commit_rotate_age, 600),
+            ("checkpoint_interval", config.store.checkpoint_interval, 60),
+        ] {
+            assert_eq!(seconds, Duration::from_secs(wanted), "{key}");
+        }
+        assert_eq!(config.connections_max, 1_024);
+        assert_eq!(config.store.commit_rotate_bytes, 64 << 20);
+        assert_eq!(config.store.reserve_bytes, 512 << 20);
+    }
 }

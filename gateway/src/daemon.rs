@@ -168,3 +168,29 @@ async fn flush_audit(gateway: Arc<Gateway>) {
         gateway.audit.flush(&gateway.evidence).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use activity_store::{ControlRecord, Store};
+
+    use super::*;
+    use crate::gateway::tests::Lab;
+
+    #[tokio::test(start_paused = true)]
+    async fn refused_reads_are_written_every_10_s() {
+        let lab = Lab::new();
+        let written = || {
+            let store = Store::open_read_only(&lab.dir.path().join("store")).unwrap();
+            let records = store.control_records(1, 100).into_iter();
+            records.filter(|(_, record)| matches!(record, ControlRecord::Read(read) if read.refused)).count()
+        };
+        let flushing = tokio::spawn(flush_audit(lab.gateway.clone()));
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        lab.gateway.audit.refused("somebody", "/v1/query");
+        tokio::time::sleep(Duration::from_millis(9_900)).await;
+        assert_eq!(written(), 0);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert_eq!(written(), 1);
+        flushing.abort();
+    }
+}

@@ -348,4 +348,25 @@ mod tests {
         }
         assert_eq!(most.load(Ordering::SeqCst), cores);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn four_exports_may_be_under_way() {
+        let lab = crate::gateway::tests::Lab::new();
+        let evidence = &lab.gateway.evidence;
+        let tenant: TenantId = "acme".parse().unwrap();
+        let line = include_str!("../../fixtures/events.jsonl").lines().next().unwrap();
+        let defaults = ImportDefaults { host: "h".parse().unwrap(), instance: "i".parse().unwrap() };
+        evidence.import(&tenant, defaults, line.as_bytes()).await.unwrap();
+        let export = async || {
+            let request = ExportRequest { query: Query::default(), actor: "a".to_owned(), kept_size: None };
+            evidence.export(&tenant, request).await
+        };
+        let mut under_way = Vec::new();
+        for _ in 0..4 {
+            under_way.push(export().await.unwrap());
+        }
+        assert!(matches!(export().await, Err(EvidenceError::Busy { unavailable: false, .. })));
+        under_way.pop();
+        assert!(export().await.is_ok());
+    }
 }

@@ -166,3 +166,46 @@ impl Gateway {
         if oldest > self.settings.stall_max { Err("ingest stands still") } else { Ok(()) }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use activity_store::StoreConfig;
+
+    use super::*;
+
+    /// A gateway in a directory of its own, without listeners.
+    pub(crate) struct Lab {
+        pub gateway: Arc<Gateway>,
+        pub dir: tempfile::TempDir,
+    }
+
+    impl Lab {
+        pub(crate) fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let store =
+                StoreConfig { dir: dir.path().join("store"), reserve_bytes: 0, ..StoreConfig::default() };
+            let evidence = Evidence::open(store).unwrap();
+            let names = ["localhost".to_owned()];
+            let authority = Authority::create(&dir.path().join("pki"), &names, crate::clock::now()).unwrap();
+            let hour = Duration::from_secs(3_600);
+            let settings = Settings { certificate_lifetime: hour, operator_lifetime: hour, stall_max: hour };
+            let gateway = Arc::new(Gateway::new(dir.path(), evidence, authority, settings).unwrap());
+            Lab { gateway, dir }
+        }
+    }
+
+    #[test]
+    fn batch_bodies_have_256_mib_and_of_these_a_tenant_64() {
+        const MIB: usize = 1 << 20;
+        let lab = Lab::new();
+        let reserve = |tenant: &str, bytes| lab.gateway.reserve(&tenant.parse().unwrap(), bytes);
+        let mut held: Vec<_> = (0..8).map(|_| reserve("a", 8 * MIB).unwrap()).collect();
+        assert!(reserve("a", 1).is_none(), "one tenant");
+        for tenant in ["b", "c", "d"] {
+            held.push(reserve(tenant, 64 * MIB).unwrap());
+        }
+        assert!(reserve("e", 1).is_none(), "all together");
+        held.pop();
+        assert!(reserve("e", 64 * MIB).is_some());
+    }
+}

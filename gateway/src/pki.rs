@@ -298,3 +298,39 @@ fn expires_soon(certificate: &CertificateDer<'_>, now: Timestamp) -> bool {
     let seconds = now.as_nanos().div_euclid(1_000_000_000).saturating_add_unsigned(margin);
     parsed.map_or(true, |(_, c)| c.validity().not_after.timestamp() < seconds)
 }
+
+#[cfg(test)]
+mod tests {
+    use x509_parser::prelude::FromDer as _;
+
+    use super::*;
+
+    const DAY_S: i64 = 86_400;
+    const NOW_S: i64 = 1_785_585_600;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_nanos(seconds * 1_000_000_000)
+    }
+
+    /// From when and until when a certificate counts, seconds from [`NOW_S`].
+    fn validity_of(der: &[u8]) -> (i64, i64) {
+        let (_, parsed) = x509_parser::certificate::X509Certificate::from_der(der).unwrap();
+        let validity = parsed.validity();
+        (validity.not_before.timestamp() - NOW_S, validity.not_after.timestamp() - NOW_S)
+    }
+
+    #[test]
+    fn an_authority_lives_10_years_and_the_servers_certificate_90_days_renewed_below_a_third() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&dir.path().join("pki"), &["localhost".into()], at(NOW_S)).unwrap();
+        let ca = certificates(&dir.path().join("pki/ca.pem")).unwrap();
+        assert_eq!(validity_of(&ca[0]), (-300, 3_650 * DAY_S));
+        let server = |after_s| {
+            let identity = authority.server_identity(at(NOW_S + after_s)).unwrap();
+            validity_of(&identity.chain[0])
+        };
+        assert_eq!(server(0), (-300, 90 * DAY_S));
+        assert_eq!(server(60 * DAY_S), (-300, 90 * DAY_S), "a third is left");
+        assert_eq!(server(60 * DAY_S + 1), (60 * DAY_S - 299, 150 * DAY_S + 1), "renewed");
+    }
+}

@@ -135,3 +135,45 @@ pub async fn unknown_path() -> Refusal {
 pub fn declared_bytes(headers: &HeaderMap) -> Option<u64> {
     headers.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+
+    use super::*;
+
+    /// Never comes.
+    struct Silent;
+
+    impl axum::body::HttpBody for Silent {
+        type Data = Bytes;
+        type Error = std::io::Error;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_is_waited_for_30_s() {
+        let start = tokio::time::Instant::now();
+        let refused = read_body(&HeaderMap::new(), Body::new(Silent), 10).await.unwrap_err();
+        assert_eq!(refused.into_response().status(), StatusCode::REQUEST_TIMEOUT);
+        assert_eq!(start.elapsed().as_millis() / 100, 300);
+    }
+
+    #[tokio::test]
+    async fn a_body_of_json_has_64_kib() {
+        let read = async |bytes: usize| {
+            let text = format!("\"{}\"", "x".repeat(bytes - 2));
+            let body: Result<String, Refusal> = read_json(&HeaderMap::new(), Body::from(text)).await;
+            body.map_err(|refusal| refusal.into_response().status())
+        };
+        assert!(read(65_536).await.is_ok());
+        assert_eq!(read(65_537).await, Err(StatusCode::PAYLOAD_TOO_LARGE));
+    }
+}

@@ -246,4 +246,19 @@ mod tests {
         }
         assert!(matches!(tokens.issue(&Grant { instance: None, ..grant() }, NOW), Err(IssueError::Unbound)));
     }
+
+    #[test]
+    fn a_token_lives_30_days_at_most_and_10_000_may_wait() {
+        let dir = tempfile::tempdir().unwrap();
+        let tokens = Tokens::open(dir.path()).unwrap();
+        let until = |seconds| Grant { expires_at: add(NOW, Duration::from_secs(seconds)), ..grant() };
+        tokens.issue(&until(2_592_000), NOW).unwrap();
+        assert!(matches!(tokens.issue(&until(2_592_001), NOW), Err(IssueError::TooLong)));
+        let json = serde_json::to_vec(&grant()).unwrap();
+        for n in 0..9_998 {
+            fs::write(dir.path().join(format!("tokens/{n}.json")), &json).unwrap();
+        }
+        tokens.issue(&grant(), NOW).unwrap();
+        assert!(matches!(tokens.issue(&grant(), NOW), Err(IssueError::TooMany)), "10,000 wait");
+    }
 }

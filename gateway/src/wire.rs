@@ -272,3 +272,14 @@ fn words<T: Copy>(
     };
     list(text).map(find).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_1_000_events_and_at_most_10_000() {
+        let limit = |limit| Params { limit, ..Params::default() }.query().unwrap().limit;
+        assert_eq!([None, Some(0), Some(10_000), Some(10_001)].map(limit), [1_000, 1, 10_000, 10_000]);
+    }
+}

@@ -107,3 +107,39 @@ impl FieldKind {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The largest value of each kind that the catalogue has, and one that is a step larger.
+    #[test]
+    fn every_text_list_and_object_is_bounded() {
+        let texts = |n, len| Value::List(vec![Value::from("x".repeat(len)); n]);
+        let object = |key, value| {
+            let mut object = crate::event::Payload::new();
+            object.set(key, value);
+            Value::Object(object)
+        };
+        let objects = |n| Value::List(vec![object("class", Value::from("x")); n]);
+        let class = |key, value| Value::List(vec![object(key, value)]);
+        for (field, largest, larger) in [
+            ("executable", Value::from("x".repeat(256)), Value::from("x".repeat(257))),
+            ("executable_path", Value::from("x".repeat(4_096)), Value::from("x".repeat(4_097))),
+            ("flags", texts(64, 1), texts(65, 1)),
+            ("flags", texts(1, 256), texts(1, 257)),
+            ("classes", objects(64), objects(65)),
+            ("classes", class("reason", "x".repeat(256).into()), class("reason", "x".repeat(257).into())),
+            ("classes", class("probes", texts(64, 256)), class("probes", texts(64, 257))),
+            ("classes", class("state", "x".into()), class("other", "x".into())),
+        ] {
+            let kind = &FIELDS.iter().find(|f| f.name == field).unwrap().kind;
+            assert!(kind.admits(&largest), "{field}");
+            assert!(!kind.admits(&larger), "{field}");
+        }
+        for field in FIELDS {
+            let larger = [Value::from("x".repeat(4_097)), texts(65, 1), texts(1, 257), objects(65)];
+            assert!(!larger.iter().any(|value| field.kind.admits(value)), "{}", field.name);
+        }
+    }
+}

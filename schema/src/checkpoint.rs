@@ -118,4 +118,13 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_note_of_more_than_16_kib_is_not_read() {
+        let checkpoint = Checkpoint { origin: "o".into(), size: 1, root: Hash::default() };
+        let note = checkpoint.sign(&Signer::from_seed(&[7; 32]));
+        let of_bytes = |n: usize| format!("{note}{}", "x".repeat(n - note.len()));
+        assert_eq!(Checkpoint::parse(&of_bytes(16_384)).unwrap(), checkpoint);
+        assert_eq!(Checkpoint::parse(&of_bytes(16_385)), Err(CheckpointError::Form("too long")));
+    }
 }

@@ -111,3 +111,27 @@ impl<'de> Deserialize<'de> for StreamId {
         crate::text::Text::deserialize(d)?.parse().map_err(serde::de::Error::custom)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_1_to_128_bytes_of_its_alphabet() {
+        let of_length = |n: usize| format!("a{}", "-".repeat(n - 1));
+        for (text, ok) in [
+            (of_length(1), true),
+            (of_length(128), true),
+            (of_length(129), false),
+            (String::new(), false),
+            ("aZ09._:@-".to_owned(), true),
+            ("-a".to_owned(), false),
+            ("a/b".to_owned(), false),
+            ("a b".to_owned(), false),
+            ("ä".to_owned(), false),
+        ] {
+            assert_eq!(text.parse::<TenantId>().is_ok(), ok, "{text}");
+            assert_eq!(serde_json::from_value::<Epoch>(text.clone().into()).is_ok(), ok, "{text}");
+        }
+    }
+}

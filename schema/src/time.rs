@@ -274,4 +274,17 @@ mod tests {
         let offset: Timestamp = "2026-08-01T14:00:00.000000001+02:00".parse().unwrap();
         assert_eq!(offset, t);
     }
+
+    #[test]
+    fn times_reach_from_1678_to_2262() {
+        for (text, ok) in [
+            ("1678-01-01T00:00:00Z", true),
+            ("1677-01-01T00:00:00Z", false),
+            ("2261-12-31T23:59:59.999999999Z", true),
+            ("2262-04-11T23:47:16Z", true),
+            ("2263-01-01T00:00:00Z", false),
+        ] {
+            assert_eq!(text.parse::<Timestamp>().is_ok(), ok, "{text}");
+        }
+    }
 }

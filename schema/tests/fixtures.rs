@@ -53,3 +53,24 @@ fn what_an_example_may_not_carry_is_refused() {
     );
     assert_eq!(refused(",\"process_id\":\"", ",\"command_id\":\""), Refusal::Correlation("process_id"));
 }
+
+/// 512 bytes, wherever a text stands outside the payload.
+#[test]
+fn texts_outside_the_payload_are_bounded() {
+    let line = EXAMPLES.lines().find(|l| l.contains("\"process.exec\"")).unwrap();
+    let set: [fn(&mut Event<'_>, String); 5] = [
+        |e, text| e.correlation.session_id = Some(text.into()),
+        |e, text| e.correlation.instance_id = text.into(),
+        |e, text| e.actor.as_mut().unwrap().id = text.into(),
+        |e, text| e.actor.as_mut().unwrap().kind = text.into(),
+        |e, text| e.outcome.as_mut().unwrap().reason = Some(text.into()),
+    ];
+    for (n, set) in set.iter().enumerate() {
+        let admitted = |bytes| {
+            let mut event = Event::parse(line.as_bytes()).unwrap();
+            set(&mut event, "x".repeat(bytes));
+            admit(&event).is_ok()
+        };
+        assert!(admitted(512) && !admitted(513), "text {n}");
+    }
+}

@@ -167,3 +167,19 @@ async fn an_absent_collector_is_noticed_at_once() {
     assert!(error.to_string().contains("No such file"), "{error}");
     assert!(begun.elapsed() < Duration::from_secs(1));
 }
+
+/// Nothing is carried while the test does not wait.
+#[tokio::test]
+async fn of_events_that_wait_1024_are_kept_and_the_rest_is_counted() {
+    let lab = lab(Behaviour::default()).await;
+    let event = &all_events()[4];
+    (0..1_030).for_each(|_| lab.lifecycle.emit(event));
+    for _ in 0..500 {
+        if lab.collector.events().len() >= 1_024 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let counts = lab.lifecycle.shutdown().await;
+    assert_eq!((counts.accepted, counts.dropped), (1_024, 6));
+}

@@ -45,7 +45,8 @@ impl Quota {
         let earned = now_ns.saturating_sub(self.at_ns).saturating_mul(EVENTS_PER_SECOND) / 1_000_000_000;
         if earned > 0 {
             self.tokens = (self.tokens + earned).min(EVENTS_BURST);
-            self.at_ns = now_ns;
+            // What a part of an event has waited already counts for the next.
+            self.at_ns += earned * 1_000_000_000 / EVENTS_PER_SECOND;
         }
         if self.tokens < n {
             return false;
@@ -371,4 +372,53 @@ pub fn rejected_payload(count: u64) -> Payload<'static> {
     let mut payload = Payload::new();
     payload.set("count", count).set("reason", "admission").set("submitter", "agent_socket");
     payload
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    #[test]
+    fn an_agent_may_declare_2000_events_at_once_and_1000_a_second() {
+        let full = || Quota::new(7 * SECOND_NS);
+        assert!(full().take(2_000, 7 * SECOND_NS) && !full().take(2_001, 7 * SECOND_NS));
+        let mut quota = full();
+        assert!(!quota.take(2_001, 100 * SECOND_NS), "more than 2,000 are never saved up");
+        let mut now_ns = 100 * SECOND_NS;
+        assert!(quota.take(2_000, now_ns));
+        // Two events in less than two milliseconds, one in more: 1,000 a second all the same.
+        for _ in 0..3_000 {
+            assert!(quota.take(1, now_ns + 1_000_000) && !quota.take(1, now_ns + 1_000_000));
+            assert!(quota.take(2, now_ns + 3_000_000) && !quota.take(1, now_ns + 3_999_999));
+            now_ns += 3_000_000;
+        }
+        assert!(quota.take(1, now_ns + 1_500_000));
+        assert!(quota.take(1, now_ns + 2_400_000), "the half that was left over counts");
+    }
+
+    #[test]
+    fn a_scope_reaches_256_generations_down() {
+        const GENERATIONS: &str =
+            "if [ $1 -gt 0 ]; then sh -c \"$ALL\" sh $(($1 - 1)); true; else echo $$; read end; fi";
+        let mut eldest = Command::new("sh")
+            .args(["-c", GENERATIONS, "sh", "260"])
+            .env("ALL", GENERATIONS)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(eldest.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let youngest = line.trim().parse().unwrap();
+        let line: Vec<u32> = std::iter::successors(Some(youngest), |pid| parent_of(*pid)).take(258).collect();
+        // The youngest is the first of them.
+        assert!(descends_from(youngest, line[255]) && !descends_from(youngest, line[256]));
+        drop(eldest.stdin.take());
+        eldest.wait().unwrap();
+    }
 }

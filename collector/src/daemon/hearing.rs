@@ -40,3 +40,22 @@ pub struct Deaf {
     /// This process did not run: nothing was sampled either.
     pub paused: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pause_of_more_than_3_s_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let listening = Listening::at(&dir.path().join("agent.sock"));
+        let _listener = listening.bind().unwrap();
+        let (before, after) = (Timestamp::from_nanos(1), Timestamp::from_nanos(2));
+        for (pause_ns, is_told) in [(3_000_000_000, false), (3_000_000_001, true)] {
+            let mut hearing = Hearing::new(listening.clone(), 100, before);
+            let deaf = hearing.deaf_since(100 + pause_ns, after);
+            assert_eq!(deaf.map(|deaf| (deaf.since, deaf.paused)), is_told.then_some((before, true)));
+            assert!(hearing.deaf_since(101 + pause_ns, after).is_none(), "told once");
+        }
+    }
+}

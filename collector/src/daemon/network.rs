@@ -14,7 +14,7 @@ use crate::uplink::identity::{Identity, IdentityDir};
 use crate::uplink::{EpochFeed, ToUplink, Uplink};
 
 /// How long a stop waits for acknowledgements.
-const LINGER: Duration = Duration::from_secs(3);
+pub(super) const LINGER: Duration = Duration::from_secs(3);
 
 pub(super) struct Network {
     thread: Option<std::thread::JoinHandle<()>>,

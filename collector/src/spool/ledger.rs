@@ -148,9 +148,11 @@ impl<D: Disk> Ledger<D> {
         }
     }
 
-    /// Entries to write as events now.
+    /// Entries to write as events now. Of a full ledger one stays open: further losses are folded into it.
     pub fn to_emit(&self) -> Vec<Loss> {
-        self.entries.iter().filter(|e| e.emitted_in.is_none()).cloned().collect()
+        let waiting = self.entries.iter().filter(|e| e.emitted_in.is_some()).count();
+        let open = self.entries.iter().filter(|e| e.emitted_in.is_none());
+        open.take((ENTRIES_MAX - 1).saturating_sub(waiting)).cloned().collect()
     }
 
     /// The event of this entry was appended to a batch.

@@ -561,6 +561,93 @@ fn a_full_ledger_fits_its_place() {
         spool.ledger.add(loss);
         assert!(spool.ledger.keep(), "{n}");
     }
+    let kept = losses_kept(&disk);
+    assert_eq!((kept.len(), kept.iter().map(|l| l.count).sum::<u64>()), (48, 200 * 3));
+    assert_eq!(kept.iter().filter(|l| !l.exact).count(), 1, "one holds all that found no place");
+}
+
+/// The losses in the newest slot of `loss.state`: two slots of 64 KiB.
+fn losses_kept(disk: &FaultyDisk) -> Vec<Loss> {
+    let bytes = disk.read(Path::new("/spool/loss.state")).unwrap();
+    assert_eq!(bytes.len(), 2 * 65_536);
+    let newest = bytes.chunks(65_536).max_by_key(|slot| u64::from_le_bytes(slot[..8].try_into().unwrap()));
+    let slot = newest.unwrap();
+    let len = u32::from_le_bytes(slot[8..12].try_into().unwrap()) as usize;
+    serde_json::from_slice(&slot[16..16 + len]).unwrap()
+}
+
+/// While the disk does not take what was told, the ledger stays within its place.
+#[test]
+fn losses_that_are_told_and_not_on_disk_stay_bounded_and_counted() {
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    for n in 0..200 {
+        spool.ledger.add(Loss { event_id: uuid::Uuid::from_u128(n), sequences: Some((1, 2)), ..loss() });
+        for loss in spool.ledger.to_emit() {
+            spool.append(Class::Critical, &[line(n as u64)], &[], 0).unwrap();
+            spool.loss_told(loss.event_id);
+        }
+        assert!(spool.ledger.keep(), "{n}");
+    }
+    let kept = losses_kept(&disk);
+    assert_eq!((kept.len(), kept.iter().map(|l| l.count).sum::<u64>()), (48, 200 * 3));
+    seal(&mut spool, Class::Critical).unwrap();
+    spool.forget_told_losses();
+    assert_eq!(spool.ledger.to_emit().iter().map(|l| l.count).collect::<Vec<_>>(), [153 * 3]);
+}
+
+#[test]
+fn standard_has_half_of_the_spool_and_bulk_a_quarter() {
+    for (class, share) in [(Class::Standard, 4 << 20), (Class::Bulk, 2 << 20)] {
+        let (mut spool, _) = open(&FaultyDisk::default(), 0, SpoolLimits::of_total(8 << 20)).unwrap();
+        let mut most = 0;
+        while spool.take_sheds().is_empty() {
+            most = most.max(spool.class_bytes(class));
+            let line = Line { bytes: vec![b'x'; 60_000], occurred_at: Timestamp::from_nanos(1) };
+            spool.append(class, &[line], &[], 0).unwrap();
+            seal(&mut spool, class).unwrap();
+        }
+        assert!((share - 70_000..=share).contains(&most), "{class}: {most} of {share}");
+    }
+}
+
+#[test]
+fn a_batch_is_sealed_at_its_age_and_at_its_size() {
+    const MS: u64 = 1_000_000;
+    for (class, age_ms, events) in
+        [(Class::Critical, 100, 256), (Class::Standard, 1_000, 4_096), (Class::Bulk, 1_000, 4_096)]
+    {
+        let (mut spool, _) = open(&FaultyDisk::default(), 0, SMALL).unwrap();
+        assert!(!spool.seal_due(class, u64::MAX, 0, 0), "nothing is open");
+        spool.append(class, &[line(1)], &[], 5).unwrap();
+        assert_eq!(spool.next_seal_at_ns(), Some(5 + age_ms * MS));
+        let due = |spool: &Spool<_>, at_ns| spool.seal_due(class, at_ns, 0, 0);
+        assert!(!due(&spool, 4 + age_ms * MS) && due(&spool, 5 + age_ms * MS), "{class}");
+        assert!(
+            !spool.seal_due(class, 5, events - 1, 100) && spool.seal_due(class, 5, events, 100),
+            "{class}"
+        );
+        let lines: Vec<Line> = (2..events).map(line).collect();
+        spool.append(class, &lines, &[], 5).unwrap();
+        assert!(!due(&spool, 5), "{class}");
+        spool.append(class, &[line(events)], &[], 5).unwrap();
+        assert!(due(&spool, 5), "{class}: {events} events");
+    }
+    let (mut spool, _) = open(&FaultyDisk::default(), 0, SMALL).unwrap();
+    spool.append(Class::Bulk, &[line(1)], &[], 5).unwrap();
+    let room = 1_048_576 - line(1).bytes.len() as u64 - 1;
+    assert!(!spool.seal_due(Class::Bulk, 5, 1, room) && spool.seal_due(Class::Bulk, 5, 1, room + 1));
+}
+
+#[test]
+fn a_frame_of_more_than_16_mib_is_not_read() {
+    const MAX: usize = 16_777_216;
+    let mut bytes = vec![0; MAX + 9];
+    bytes[..4].copy_from_slice(&(MAX as u32).to_le_bytes());
+    bytes[4] = 1;
+    assert_eq!(frame::decode(&bytes), Err(frame::FrameError::Checksum { len: MAX + 8 }));
+    bytes[..4].copy_from_slice(&(MAX as u32 + 1).to_le_bytes());
+    assert_eq!(frame::decode(&bytes), Err(frame::FrameError::Torn));
 }
 
 /// A loss whose event is in the spool is not told a second time with other bytes.

@@ -188,3 +188,6 @@ impl Client {
         Err(ClientError::Status { status: head.status, error })
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests;

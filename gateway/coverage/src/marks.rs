@@ -301,7 +301,7 @@ mod tests {
                 let id = MarkId::Event(Uuid::from_u128(at.unsigned_abs().into()));
                 marks.put(id, mark(at * 10, &format!("i{}", at % instances)));
             }
-            assert!(marks.len() <= MARKS_MAX);
+            assert!(marks.len() <= 8_192);
             assert_eq!(marks.iter().map(|m| m.count).sum::<u64>(), 40_000);
             assert_eq!(marks.iter().map(|m| m.weight).sum::<u64>(), 40_000);
             for at in (0..40_000_i64).step_by(997) {

@@ -301,3 +301,19 @@ pub struct ProofArgs {
     #[arg(long, value_name = "KEY")]
     pub trust: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn a_timeline_has_100_000_events_a_query_1_000_and_a_token_an_hour_unless_said() {
+        let parsed = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap().command;
+        let Command::Timeline(timeline) = parsed("activity timeline --instance i") else { panic!() };
+        let Command::Query(query) = parsed("activity query") else { panic!() };
+        let Command::Enroll(enroll) = parsed("activity enroll --tenant t --instance i") else { panic!() };
+        assert_eq!((timeline.limit, query.limit, enroll.ttl.as_str()), (100_000, 1_000, "1h"));
+    }
+}

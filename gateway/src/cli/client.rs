@@ -201,3 +201,38 @@ fn tls_config(place: &Place) -> Result<Arc<ClientConfig>, CliError> {
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::{TcpListener, UnixListener};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_is_waited_for_10_s_and_its_answer_120_s() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let port = silent.local_addr().unwrap().port();
+        let door = Door::Tls { host: "127.0.0.1".to_owned(), port, config: Arc::new(config) };
+        let start = Instant::now();
+        assert!(Client { door }.get("/v1/status").await.is_err());
+        assert_eq!(start.elapsed().as_millis() / 100, 100);
+
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("operator.sock");
+        let _silent = UnixListener::bind(&path).unwrap();
+        let client = Client { door: Door::Unix(path) };
+        let start = Instant::now();
+        assert!(client.get("/v1/status").await.is_err());
+        assert_eq!(start.elapsed().as_millis() / 100, 1_200);
+        let start = Instant::now();
+        assert!(client.post_to("/v1/exports", |_| Ok(())).await.is_err());
+        assert_eq!(start.elapsed().as_millis() / 100, 1_200);
+    }
+}

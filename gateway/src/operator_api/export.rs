@@ -89,3 +89,27 @@ impl HttpBody for Parts {
         self.0.poll_recv(context).map(|part| part.map(|part| part.map(http_body::Frame::data)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use activity_store::{ImportDefaults, Query};
+
+    use super::*;
+    use crate::gateway::tests::Lab;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_that_takes_nothing_for_60_s_has_gone() {
+        let lab = Lab::new();
+        let evidence = &lab.gateway.evidence;
+        let tenant = "acme".parse().unwrap();
+        let line = include_str!("../../../fixtures/events.jsonl").lines().next().unwrap();
+        let defaults = ImportDefaults { host: "h".parse().unwrap(), instance: "i".parse().unwrap() };
+        evidence.import(&tenant, defaults, line.as_bytes()).await.unwrap();
+        let request = ExportRequest { query: Query::default(), actor: "a".to_owned(), kept_size: None };
+        let exporting = evidence.export(&tenant, request).await.unwrap();
+        let (parts, _body) = mpsc::channel(1);
+        let start = tokio::time::Instant::now();
+        assert!(send(evidence, exporting, &parts).await.is_err());
+        assert_eq!(start.elapsed().as_millis() / 100, 600);
+    }
+}

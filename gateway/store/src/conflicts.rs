@@ -12,12 +12,13 @@ use uuid::Uuid;
 const SLOTS: usize = 1 << 17;
 
 pub(crate) struct RecentIds {
-    slots: Mutex<Vec<(u128, u64)>>,
+    /// Both halves of an id, and the beginning of its line's hash.
+    slots: Mutex<Vec<[u64; 3]>>,
 }
 
 impl RecentIds {
     pub(crate) fn new() -> Self {
-        RecentIds { slots: Mutex::new(vec![(0, 0); SLOTS]) }
+        RecentIds { slots: Mutex::new(vec![[0; 3]; SLOTS]) }
     }
 
     /// Remembers the ids of a batch; those that were seen with another line.
@@ -34,8 +35,8 @@ impl RecentIds {
             let mixed = low ^ high;
             let at = usize::try_from(mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 47).unwrap_or(0);
             let Some(slot) = slots.get_mut(at) else { return false };
-            let conflict = slot.0 == key && slot.1 != line;
-            *slot = (key, line);
+            let conflict = slot[..2] == [high, low] && slot[2] != line;
+            *slot = [high, low, line];
             conflict
         });
         seen.map(|(id, _)| *id).collect()
@@ -48,4 +49,27 @@ fn tenant_tag(tenant: &TenantId) -> u128 {
         tag = (tag ^ u128::from(byte)).wrapping_mul(0x0100_0000_01b3_0000_0000_0000_0000_0193);
     }
     tag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recent_ids_have_131_072_places_in_3_mib() {
+        let recent = RecentIds::new();
+        let tenant = "tenant-a".parse().unwrap();
+        let mut word = 1u64;
+        let ids: Vec<_> = std::iter::repeat_with(|| {
+            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (Uuid::from_u64_pair(7, word ^ word >> 29), Hash::of(&[b"line"]))
+        })
+        .take(1_000_000)
+        .collect();
+        assert!(recent.conflicts(&tenant, &ids).is_empty(), "an id with its own line is no conflict");
+        let slots = recent.slots.lock();
+        assert_eq!(size_of_val(slots.as_slice()), 3_145_728);
+        let used = slots.iter().filter(|slot| slot[2] != 0).count();
+        assert!((130_000..=131_072).contains(&used), "{used}");
+    }
 }

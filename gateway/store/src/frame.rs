@@ -160,4 +160,18 @@ mod tests {
             assert_eq!(other, usize::from(cut != 0 && cut != 14 && cut != 323));
         }
     }
+
+    #[test]
+    fn a_frame_holds_8_mib() {
+        let framed = |len: usize| {
+            let mut bytes = vec![0; FRAME_HEADER_BYTES + len];
+            let len_bytes = u32::try_from(len).unwrap().to_le_bytes();
+            bytes[..4].copy_from_slice(&len_bytes);
+            bytes[8] = Kind::Batch as u8;
+            let crc = checksum(len_bytes, bytes[8], &bytes[FRAME_HEADER_BYTES..]);
+            bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+            frame_at(&bytes).is_some()
+        };
+        assert!(framed(8_388_608) && !framed(8_388_609));
+    }
 }

@@ -333,3 +333,22 @@ fn stored_event(batch: &StoredBatch, position: u32, line: &[u8]) -> StoredEvent 
         batch_hash: Hash(batch.batch_hash.0),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_places_of_damage_16_are_named_and_all_are_counted() {
+        let mut page = Page {
+            hits: BinaryHeap::new(),
+            limit: 1,
+            after: None,
+            erased_lines: 0,
+            damaged: 0,
+            unreadable: Vec::new(),
+        };
+        (0..17).for_each(|n| page.damage(2, n.to_string()));
+        assert_eq!((page.damaged, page.unreadable.len()), (34, 16));
+    }
+}

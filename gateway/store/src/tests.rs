@@ -8,6 +8,7 @@ mod field;
 mod journal;
 mod kit;
 mod life;
+mod limits;
 mod measure;
 mod sim;
 mod tamper;

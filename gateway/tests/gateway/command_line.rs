@@ -377,6 +377,15 @@ async fn fc30_follow_shows_every_event_once() {
 }
 
 #[test]
+fn when_nobody_reads_the_output_the_exit_status_is_that_of_sigpipe() {
+    let (read, write) = std::io::pipe().unwrap();
+    drop(read);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_activity"));
+    let status = command.args(["completions", "bash"]).stdout(write).status().unwrap();
+    assert_eq!(status.code(), Some(141));
+}
+
+#[test]
 fn help_is_golden() {
     for (name, args) in [("help", &["--help"][..]), ("help_timeline", &["timeline", "--help"])] {
         let output =

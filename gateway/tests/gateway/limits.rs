@@ -1,12 +1,18 @@
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use activity_schema::api::{BATCHES_MEDIA_TYPE, REQUEST_BYTES_MAX};
+use activity_schema::api::BATCHES_MEDIA_TYPE;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::support::*;
+
+/// Most bytes of one `POST /v1/batches`.
+const REQUEST_BYTES_MAX: usize = 8_388_608;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn oversize_malformed_and_mistyped_bodies_are_refused_with_a_reason() {
@@ -19,9 +25,10 @@ async fn oversize_malformed_and_mistyped_bodies_are_refused_with_a_reason() {
         connection.ask(Method::POST, "/v1/batches", kind, body).await.unwrap()
     };
     // Refused by what is declared; not a byte of it is waited for.
-    let declared = declare(&world, collector.credentials(), "/v1/batches", REQUEST_BYTES_MAX + 1).await;
+    let address = world.collectors();
+    let declared = declare(address, collector.credentials(), "/v1/batches", REQUEST_BYTES_MAX + 1).await;
     assert!(declared.starts_with("HTTP/1.1 413"), "{declared}");
-    let declared = declare(&world, &anonymous(&world), "/v1/enroll", 100_000).await;
+    let declared = declare(address, &anonymous(&world), "/v1/enroll", 65_537).await;
     assert!(declared.starts_with("HTTP/1.1 413"), "{declared}");
     // Undeclared, it is refused when the limit is passed.
     let mut stream = tls(world.collectors(), Some(collector.credentials())).await.unwrap();
@@ -46,14 +53,17 @@ async fn oversize_malformed_and_mistyped_bodies_are_refused_with_a_reason() {
     assert!(text.contains("frame 1 is malformed"), "{text}");
     let many = ask(BATCHES_MEDIA_TYPE, frames(&vec![batch.clone(); 257])).await;
     assert_eq!(many.status, StatusCode::PAYLOAD_TOO_LARGE);
+    let import = "/v1/import?tenant=acme&host=h&instance=i";
+    let declared = declare(world.operators(), &world.admin(), import, 67_108_865).await;
+    assert!(declared.starts_with("HTTP/1.1 413") && declared.contains("67108864 bytes"), "{declared}");
     // Nothing of a refused request was stored.
     let results = collector.send(&world, &[batch]).await.results().results;
     assert!(matches!(results[..], [activity_schema::api::BatchResult::Stored { .. }]), "{results:?}");
 }
 
 /// Sends a head that declares a body, no body, and reads the answer.
-async fn declare(world: &World, who: &Credentials, path: &str, length: usize) -> String {
-    let mut stream = tls(world.collectors(), Some(who)).await.unwrap();
+async fn declare(address: SocketAddr, who: &Credentials, path: &str, length: usize) -> String {
+    let mut stream = tls(address, Some(who)).await.unwrap();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
          content-type: {BATCHES_MEDIA_TYPE}\r\ncontent-length: {length}\r\n\r\n"
@@ -99,7 +109,81 @@ async fn connections_without_a_certificate_take_nothing_from_those_with_one() {
     }
     let batch = collector.batch(1);
     collector.send(&world, &[batch]).await.results();
-    assert!(world.server.gateway.metrics.connections_refused.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(reaches(&world.server.gateway.metrics.connections_refused, 80 - 64).await, "64 are held");
+}
+
+/// Whether a counter comes to a value and stays there.
+async fn reaches(counter: &AtomicU64, value: u64) -> bool {
+    for _ in 0..500 {
+        if counter.load(Ordering::Relaxed) >= value {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    counter.load(Ordering::Relaxed) == value
+}
+
+/// The world allows 64 where a gateway allows what its configuration says.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_with_a_certificate_are_bounded() {
+    let world = World::start().await;
+    let admin = world.admin();
+    let mut held = Vec::new();
+    for _ in 0..65 {
+        held.push(tls(world.operators(), Some(&admin)).await);
+    }
+    assert!(reaches(&world.server.gateway.metrics.connections_refused, 1).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handshakes_at_once_are_256() {
+    let world = World::start().await;
+    let metrics = &world.server.gateway.metrics;
+    let mut silent = Vec::new();
+    for _ in 0..256 {
+        silent.push(TcpStream::connect(world.collectors()).await.unwrap());
+    }
+    assert!(reaches(&metrics.connections_total, 256).await);
+    assert_eq!(metrics.connections_refused.load(Ordering::Relaxed), 0);
+    silent.push(TcpStream::connect(world.collectors()).await.unwrap());
+    assert!(reaches(&metrics.connections_refused, 1).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_1_2_is_refused_and_no_session_is_resumed() {
+    let world = World::start().await;
+    let connect = async |config: Arc<rustls::ClientConfig>| {
+        let stream = TcpStream::connect(world.operators()).await.unwrap();
+        let connector = tokio_rustls::TlsConnector::from(config);
+        connector.connect("localhost".try_into().unwrap(), stream).await
+    };
+    let old = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(activity_gateway::pki::roots_of(&world.ca()).unwrap())
+        .with_no_client_auth();
+    assert!(connect(Arc::new(old)).await.is_err());
+    let config = Arc::new(client_config(&world.admin()));
+    for _ in 0..2 {
+        let mut stream = connect(config.clone()).await.unwrap();
+        let request = b"GET /v1/status HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        stream.write_all(request).await.unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200"));
+        let kind = stream.get_ref().1.handshake_kind();
+        assert_eq!(kind, Some(rustls::HandshakeKind::Full));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_administrators_certificate_lives_365_days() {
+    let world = World::start().await;
+    let admin = activity_gateway::pki::certificates(&world.path("pki/admin.pem")).unwrap();
+    let not_after = activity_gateway::identity::Peer::from_certificate(&admin[0]).unwrap().not_after;
+    let lives_s = not_after.nanos_since(activity_gateway::clock::now()) / 1_000_000_000;
+    assert!((365 * 86_400 - 600..=365 * 86_400).contains(&lives_s), "{lives_s}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

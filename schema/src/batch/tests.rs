@@ -92,6 +92,9 @@ fn a_compression_bomb_is_refused_at_the_declared_size() {
     let bomb = zstd::bulk::compress(&vec![0u8; 64 * 1024 * 1024], 1).unwrap();
     assert!(matches!(decompress(&bomb, 1000), Err(BodyError::Zstd(_))));
     assert!(decompress(&bomb, u64::MAX).is_err());
+    let zeros = |n: usize| zstd::bulk::compress(&vec![0u8; n], 1).unwrap();
+    assert!(decompress(&zeros(1_048_576), 1_048_576).is_ok());
+    assert!(decompress(&zeros(1_048_577), 1_048_577).is_err(), "declared, and more than a batch may hold");
 }
 
 #[test]
@@ -100,7 +103,7 @@ fn headers_that_disagree_with_themselves_are_refused() {
         |h| h.count = 0,
         |h| h.last_sequence += 1,
         |h| h.first_sequence = 0,
-        |h| h.raw_bytes = BATCH_RAW_BYTES_MAX + 1,
+        |h| h.raw_bytes = 0,
         |h| h.batch_number = 0,
         |h| h.occurred_max = Timestamp::from_nanos(0),
         |h| h.version = 2,
@@ -122,4 +125,98 @@ proptest! {
         let _ = SignedBatch::decode(&mut Bytes::from(bytes.clone()));
         let _ = decompress(&bytes, 100);
     }
+}
+
+/// A change that is within a bound, and the same change one past it.
+type Bound = [fn(&mut BatchHeader); 2];
+
+fn count(h: &mut BatchHeader, n: u64) {
+    (h.count, h.last_sequence) = (n, h.first_sequence + n - 1);
+}
+
+fn last(h: &mut BatchHeader, n: u64) {
+    (h.first_sequence, h.last_sequence) = (n - h.count + 1, n);
+}
+
+fn cursors(h: &mut BatchHeader, n: usize, name_bytes: usize, position: u64) {
+    h.ring_cursors = (0..n).map(|n| (format!("{n:0>name_bytes$}"), position)).collect();
+}
+
+#[test]
+fn a_header_is_read_up_to_each_bound_and_not_beyond() {
+    let bounds: [(&str, Bound); 9] = [
+        ("events", [|h| count(h, 4_096), |h| count(h, 4_097)]),
+        ("raw bytes", [|h| h.raw_bytes = 1_048_576, |h| h.raw_bytes = 1_048_577]),
+        ("boot id", [|h| h.boot_id = "b".repeat(64), |h| h.boot_id = "b".repeat(65)]),
+        ("rings", [|h| cursors(h, 16, 32, 1), |h| cursors(h, 17, 32, 1)]),
+        ("ring names", [|h| cursors(h, 16, 32, 1), |h| cursors(h, 16, 33, 1)]),
+        (
+            "ring positions",
+            [|h| cursors(h, 1, 1, 9_007_199_254_740_991), |h| cursors(h, 1, 1, 9_007_199_254_740_992)],
+        ),
+        ("sequences", [|h| last(h, 9_007_199_254_740_991), |h| last(h, 9_007_199_254_740_992)]),
+        (
+            "clock error",
+            [|h| h.clock.error_ns = 9_007_199_254_740_991, |h| h.clock.error_ns = 9_007_199_254_740_992],
+        ),
+        (
+            "clock offset",
+            [|h| h.clock.offset_ns = -9_007_199_254_740_991, |h| h.clock.offset_ns = -9_007_199_254_740_992],
+        ),
+    ];
+    for (what, [within, beyond]) in bounds {
+        let read = |change: fn(&mut BatchHeader)| {
+            let mut h = header();
+            change(&mut h);
+            BatchHeader::parse(&h.to_bytes())
+        };
+        assert!(read(within).is_ok(), "{what}");
+        assert!(matches!(read(beyond), Err(HeaderError::Range(_))), "{what}");
+    }
+}
+
+#[test]
+fn the_largest_header_fits_and_a_longer_one_is_not_read() {
+    let mut h = header();
+    count(&mut h, 4_096);
+    last(&mut h, 9_007_199_254_740_991);
+    h.boot_id = "\u{1}".repeat(64);
+    h.tenant = TenantId::new("t".repeat(128)).unwrap();
+    h.host = HostId::new("h".repeat(128)).unwrap();
+    h.collector_id = CollectorId::new("c".repeat(128)).unwrap();
+    h.epoch = Epoch::new("e".repeat(128)).unwrap();
+    cursors(&mut h, 16, 32, 9_007_199_254_740_991);
+    assert!(BatchHeader::parse(&h.to_bytes()).is_ok());
+    let is_too_long =
+        |n| matches!(BatchHeader::parse(&vec![b' '; n]), Err(HeaderError::TooLong(long)) if long == n);
+    assert!(!is_too_long(4_096) && is_too_long(4_097));
+    let declares = |header_bytes: u32| {
+        SignedBatch::decode(&mut Bytes::copy_from_slice(&header_bytes.to_le_bytes())).unwrap_err()
+    };
+    assert!(matches!(declares(4_096), DecodeError::Truncated { missing: 4_096 }));
+    assert!(matches!(declares(4_097), DecodeError::Header(HeaderError::TooLong(4_097))));
+}
+
+#[test]
+fn a_body_of_the_largest_batch_fits_and_a_longer_one_is_not_read() {
+    let mut word = 1u64;
+    let noise: Vec<u8> = std::iter::repeat_with(|| {
+        word ^= word << 13;
+        word ^= word >> 7;
+        word ^= word << 17;
+        word.to_le_bytes()[3]
+    })
+    .take(1_048_576)
+    .collect();
+    let longest = 1_048_576 + 16_384;
+    assert!(compress(&noise).unwrap().len() <= longest);
+    let declares = |body_bytes: usize| {
+        let mut frame = Vec::new();
+        SignedBatch::sign(header(), None, &Signer::from_seed(&[1; 32])).encode(&mut frame);
+        let at = frame.len() - 4;
+        frame[at..].copy_from_slice(&(body_bytes as u32).to_le_bytes());
+        SignedBatch::decode(&mut Bytes::from(frame)).unwrap_err()
+    };
+    assert!(matches!(declares(longest), DecodeError::Truncated { .. }));
+    assert!(matches!(declares(longest + 1), DecodeError::BodyTooLong(_)));
 }

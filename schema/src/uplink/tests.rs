@@ -287,3 +287,60 @@ fn another_batch_under_a_stored_number_is_a_fork() {
     next.first_sequence = h.last_sequence + 1;
     assert_eq!(judge(&head, None, &next, Hash::of(&[b"c"])), Verdict::Fork, "chain does not match");
 }
+
+#[test]
+fn a_request_holds_2_mib_or_64_batches_and_one_is_under_way() {
+    const MIB: u64 = 1 << 20;
+    for (batches, taken) in
+        [(vec![1; 65], 64), (vec![MIB; 3], 2), (vec![MIB, MIB + 1], 1), (vec![3 * MIB, 1], 1)]
+    {
+        let mut sender = new_sender(0);
+        for (number, bytes) in (1..).zip(&batches) {
+            sender.handle(Input::Sealed { class: CLASS, number, bytes: *bytes }, 1, 0);
+        }
+        sender.handle(Input::Connected, 2, 0);
+        let actions = sender.handle(Input::Resynced(Vec::new()), 3, 0);
+        assert_eq!(actions, [Action::Send { class: CLASS, first_number: 1, count: taken }]);
+        assert_eq!(sender.handle(Input::Tick, 4, 0), [], "one is under way");
+        let outcomes = vec![Outcome::Durable; taken];
+        let first_number = taken as u64 + 1;
+        let next = sender.handle(Input::Answered { class: CLASS, outcomes }, 5, 0);
+        assert!(
+            next.contains(&Action::Send { class: CLASS, first_number, count: batches.len() - taken }),
+            "{next:?}"
+        );
+    }
+}
+
+#[test]
+fn pauses_are_doubled_from_100_ms_to_30_s_and_half_of_each_is_random() {
+    let pause = |failures: u32, jitter| {
+        let mut sender = new_sender(0);
+        (0..failures).for_each(|_| drop(sender.handle(Input::Disconnected, 0, 0)));
+        match sender.handle(Input::Disconnected, 0, jitter)[..] {
+            [Action::Wake { at_ns }] => at_ns / 1_000,
+            ref other => panic!("{other:?}"),
+        }
+    };
+    let most = |ceiling_us: u64| ceiling_us * 500 - 1;
+    assert_eq!((pause(0, 0), pause(0, most(100_000))), (50_000, 99_999));
+    assert_eq!((pause(1, 0), pause(1, most(200_000))), (100_000, 199_999));
+    assert_eq!((pause(8, 0), pause(8, most(25_600_000))), (12_800_000, 25_599_999));
+    for failures in [9, 63, 64, 1_000] {
+        assert_eq!(pause(failures, 0), 15_000_000, "{failures}");
+        assert_eq!(pause(failures, most(30_000_000)), 29_999_999, "{failures}");
+    }
+}
+
+#[test]
+fn a_gateway_may_ask_for_a_pause_of_100_ms_to_30_s() {
+    for (asked_ns, pause_ns) in [(0, 100_000_000), (1_000_000_000, 1_000_000_000), (u64::MAX, 30_000_000_000)]
+    {
+        let mut sender = new_sender(0);
+        sender.handle(Input::Sealed { class: CLASS, number: 1, bytes: 1 }, 1, 0);
+        sender.handle(Input::Connected, 2, 0);
+        sender.handle(Input::Resynced(Vec::new()), 3, 0);
+        let actions = sender.handle(Input::Busy { class: CLASS, retry_after_ns: asked_ns }, 10, 0);
+        assert_eq!(actions, [Action::Wake { at_ns: 10 + pause_ns }]);
+    }
+}

@@ -188,3 +188,17 @@ async fn help_and_version_are_there() {
         assert!(String::from_utf8_lossy(&output.stdout).contains(expect), "{arguments:?}");
     }
 }
+
+#[tokio::test]
+async fn a_task_has_4_mib() {
+    let lab = Lab::new("[]").await;
+    for (bytes, says) in
+        [(4_194_304, "the task is empty"), (4_194_305, "the task has more than 4194304 bytes")]
+    {
+        let path = lab.path("task");
+        std::fs::write(&path, " ".repeat(bytes)).unwrap();
+        let task = std::fs::File::open(&path).unwrap();
+        let run = Run::of(lab.command(&["-"]).stdin(task).spawn().unwrap()).await;
+        assert!(run.code == Some(2) && run.stderr.contains(says), "{}", run.stderr);
+    }
+}

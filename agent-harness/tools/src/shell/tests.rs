@@ -192,3 +192,23 @@ fn input_is_checked_before_anything_runs() {
         assert!(tool.parse(&bad).is_err());
     }
 }
+
+#[test]
+fn a_command_line_has_127_kib() {
+    let tool = Lab::new().tool;
+    let parsed = |bytes| tool.parse(&json!({"command": "x".repeat(bytes)}));
+    assert!(parsed(130_048).is_ok());
+    assert!(matches!(parsed(130_049), Err(InputError::TooLong)));
+}
+
+/// It would take a second to leave.
+#[tokio::test]
+async fn from_term_to_kill_are_50_ms() {
+    let mut lab = Lab::new();
+    let leisurely = "trap 'sleep 1; echo late; exit 0' TERM; echo $$ > root; while :; do sleep 0.01; done";
+    let run = lab.run(leisurely, 300).await;
+    let grace = run.duration.saturating_sub(Duration::from_millis(300));
+    assert!(run.tree_gone && !run.output.contains("late"), "{:?}", run.output);
+    // The rest is a busy machine.
+    assert!((Duration::from_millis(50)..Duration::from_millis(900)).contains(&grace), "{grace:?}");
+}

@@ -19,9 +19,12 @@ proptest! {
 
 #[test]
 fn another_version_is_refused() {
-    let mut bytes = [0; 64];
-    bytes[2] = 99;
-    assert_eq!(decode(&bytes), Err(DecodeError::Version { found: 99 }));
+    let is_refused = |version: u16| {
+        let mut bytes = [0; 64];
+        bytes[2..4].copy_from_slice(&version.to_ne_bytes());
+        decode(&bytes) == Err(DecodeError::Version { found: version })
+    };
+    assert!([0, 2, 256].into_iter().all(is_refused) && !is_refused(1));
 }
 
 #[test]

@@ -106,6 +106,12 @@ fn executables_are_classed_and_failures_named() {
     };
     assert_eq!((basename.as_str(), *path_truncated), ("leaf", true));
 
+    for (name, is_truncated) in [("path_of_255", false), ("path_of_256", true)] {
+        let pid = truth.one(name)[0];
+        let [Seen::Exec { path_truncated, .. }] = execs(&seen, pid)[..] else { panic!("execs for {name}") };
+        assert_eq!(*path_truncated, is_truncated, "{name}");
+    }
+
     for (name, file) in [("enoent", "no-such-program"), ("eacces", "not-executable")] {
         let [pid, errno] = *truth.one(name) else { panic!("{truth:?}") };
         let failed: Vec<_> = seen

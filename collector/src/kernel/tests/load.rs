@@ -222,6 +222,19 @@ fn classes() {
     let pid = fork(|| exec(&path, &[c"l"]));
     truth!("deep {pid} {}", wait(pid));
 
+    for bytes in [255, 256] {
+        let mut path = place("edge").into_os_string().into_string().unwrap();
+        while path.len() + 101 < bytes {
+            path += &format!("/{}", "e".repeat(49));
+        }
+        fs::create_dir_all(&path).unwrap();
+        let path = format!("{path}/{}", "f".repeat(bytes - 1 - path.len()));
+        write(path.as_ref(), &program, 0o755);
+        let path = text(path.as_ref());
+        let pid = fork(|| exec(&path, &[c"e"]));
+        truth!("path_of_{} {pid} {}", path.as_bytes().len(), wait(pid));
+    }
+
     let pid = fork(|| exec(c"/nowhere/no-such-program", &[c"x"]));
     truth!("enoent {pid} {}", wait(pid) >> 8);
     write(&place("not-executable"), b"x", 0o644);

@@ -1,5 +1,7 @@
 //! Flows: each once, with its owner and its bytes.
 
+use std::net::UdpSocket;
+
 use super::harness::{Cgroup, Seen, attach, config, run};
 use crate::kernel::{FlowDirection, FlowPhase, FlowRecord, RingSizes, TcpResult};
 
@@ -72,4 +74,20 @@ fn a_udp_exchange_is_two_flows() {
         assert_eq!(side(server, client), (120, 3, 300, 3, FlowDirection::Inbound));
     }
     assert!(source.udp_flows(0, u64::MAX).iter().all(|flow| flow.common.cgroup_id != cgroup.id), "told once");
+}
+
+#[test]
+fn a_udp_flow_without_a_packet_for_30_s_is_told() {
+    const IDLE_NS: u64 = 30_000_000_000;
+    let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
+    let (client, server) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let before = crate::clock::boot_ns();
+    client.send_to(&[1; 100], server.local_addr().unwrap()).unwrap();
+    let after = crate::clock::boot_ns();
+    let port = client.local_addr().unwrap().port();
+    let mut told = |now_ns| {
+        let flows = source.udp_flows(now_ns, crate::daemon::UDP_IDLE_NS);
+        flows.iter().any(|flow| flow.local.port() == port && !flow.closed)
+    };
+    assert!(!told(before + IDLE_NS - 1) && told(after + IDLE_NS) && !told(after + IDLE_NS), "once");
 }

@@ -127,3 +127,27 @@ fn many_instances_are_bounded_and_forgetting_some_is_told() {
     println!("coverage: {} instances in {:?}", report.instances.len(), asked.elapsed());
     assert!(!report.complete && report.reasons.iter().any(|r| r.contains("older than the index keeps")));
 }
+
+#[test]
+fn of_a_collector_1024_epochs_4096_stops_and_starts_and_4096_canaries_are_kept() {
+    let mut c = Collector::new("g", "e0");
+    let mut index = CoverageIndex::default();
+    for round in 0..4_200_i64 {
+        let t = 1 + round * 10;
+        if round % 4 == 0 {
+            c = c.reborn(&format!("e{round}"));
+        }
+        c.restarted(t, "torn_tail");
+        let canary = if round % 2 == 0 { "seen" } else { "missing" };
+        c.say("telemetry.probe", "unknown", t + 1, object([("canary", canary.into())]));
+        c.stopped(t + 2);
+        apply(&mut index, &c.facts);
+        c.facts.clear();
+    }
+    let index = serde_json::to_value(&index).unwrap();
+    let kept = |what: &str| {
+        let all = &index["collectors"]["g"][what];
+        all.as_array().map(Vec::len).or(all.as_object().map(serde_json::Map::len)).unwrap()
+    };
+    assert_eq!(["epochs", "stops", "resumes", "canaries"].map(kept), [1_024, 4_096, 4_096, 4_096]);
+}

@@ -26,9 +26,9 @@ fn running(name: &str, to: i64) -> Collector {
 #[test]
 fn covered_up_to_the_newest_heartbeat_then_pending_then_silent() {
     let index = index_of(&[&running("g", 100)]);
-    let report = index.report(&request("i", 0, 130, 115));
-    assert_eq!(report.to, at(115), "cut to now");
-    assert_eq!(states(&report, Process), [(0, 100, Covered), (100, 115, Pending)]);
+    let report = index.report(&request("i", 0, 130, 120));
+    assert_eq!(report.to, at(120), "cut to now");
+    assert_eq!(states(&report, Process), [(0, 100, Covered), (100, 120, Pending)]);
     assert!(!report.complete);
     let report = index.report(&request("i", 0, 120, 121));
     assert_eq!(states(&report, Process), [(0, 100, Covered), (100, 120, Unobserved)]);
