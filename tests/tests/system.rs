@@ -160,3 +160,20 @@ fn a_sandbox_without_a_cgroup_is_not_vouched_for_until_it_comes() {
         }
     }
 }
+
+/// What ran in a cgroup that is gone is the sandbox's, or the answer says that it may be missing.
+#[test]
+fn what_ran_in_a_cgroup_that_is_gone_is_not_silently_missing() {
+    if let Some((made, seen, states)) = here(|| campaign::nested_cgroups(50)) {
+        assert!(seen == made || states["process"] != "covered", "{seen} of {made}: {states:?}");
+        assert!(seen <= made);
+    }
+}
+
+/// Field case 25, for the collector's side.
+#[test]
+fn a_collector_outlives_its_certificates() {
+    if let Some(heartbeats) = here(campaign::short_certificates) {
+        assert!(heartbeats > 0, "nothing is stored once the first certificate has ended");
+    }
+}

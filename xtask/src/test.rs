@@ -31,7 +31,8 @@ pub fn run(root: &Path) -> anyhow::Result<()> {
             }),
         ),
         ("lints", cargo_step(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])),
-        ("binaries", Box::new(|| cargo::build_system(false).map(drop))),
+        // Everything at once, so that the binaries and their tests share what they depend on.
+        ("build", cargo_step(&["build", "--workspace", "--all-targets", "--quiet"])),
         (
             "tests",
             Box::new(|| {

@@ -477,6 +477,33 @@ fn a_flipped_byte_in_the_open_batch_begins_an_epoch() {
     assert_eq!(spool.epochs().count(), 1, "the broken epoch has nothing left to send");
 }
 
+/// The oldest segment is gone without an acknowledgement: no gateway takes what is behind it.
+#[test]
+fn a_missing_first_segment_begins_an_epoch() {
+    let disk = FaultyDisk::default();
+    let limits = SpoolLimits::of_total(64 << 20);
+    let (mut spool, _) = open(&disk, 0, limits).unwrap();
+    for n in 0..4 {
+        let mut long = line(n);
+        long.bytes.resize(600_000, b' ');
+        spool.append(Class::Critical, &[long], &[], 0).unwrap();
+        seal(&mut spool, Class::Critical).unwrap();
+    }
+    drop(spool);
+    {
+        let mut state = disk.0.lock().unwrap();
+        let is_segment = |p: &&PathBuf| p.extension().is_some_and(|e| e == "seg");
+        let mut segments: Vec<_> = state.files.keys().filter(is_segment).cloned().collect();
+        segments.retain(|p| p.parent().unwrap().ends_with("critical"));
+        segments.sort();
+        assert!(segments.len() > 1);
+        state.files.remove(&segments[0]);
+    }
+    let (spool, recovery) = open(&disk, 1, limits).unwrap();
+    assert!(recovery.damage[0].2.headless);
+    assert_eq!(spool.identity().epoch.as_str(), "epoch-0001");
+}
+
 #[test]
 fn ring_cursors_survive_and_another_boot_begins_an_epoch() {
     let disk = FaultyDisk::default();

@@ -263,6 +263,23 @@ fn a_gateway_that_lost_an_acknowledged_batch_is_found_out() {
     assert!(actions.contains(&Action::Stranded { class: CLASS, number: 1 }));
 }
 
+/// What the gateway lacks is gone here: nothing that is left will be taken, so it is not sent in a loop.
+#[test]
+fn a_gap_in_front_of_all_that_is_left_pauses_the_stream_and_is_told() {
+    let mut sender = new_sender(0);
+    sender.handle(Input::Sealed { class: CLASS, number: 5, bytes: 1000 }, 1, 0);
+    sender.handle(Input::Connected, 2, 0);
+    let actions = sender.handle(Input::Resynced(Vec::new()), 3, 0);
+    assert!(actions.contains(&Action::Send { class: CLASS, first_number: 5, count: 1 }), "{actions:?}");
+    let outcomes = vec![Outcome::Gap { next_batch_number: 1 }];
+    let actions = sender.handle(Input::Answered { class: CLASS, outcomes }, 4, 0);
+    assert!(actions.contains(&Action::Stranded { class: CLASS, number: 1 }), "{actions:?}");
+    let again = |actions: Vec<Action>| actions.iter().any(|a| matches!(a, Action::Send { .. }));
+    assert!(!again(actions));
+    assert!(!again(sender.handle(Input::Tick, 1_000_000_000, 0)), "a second later");
+    assert!(again(sender.handle(Input::Tick, 60_000_000_000, 0)), "now and then");
+}
+
 /// A sender that starts reads what lies sealed, and is then told of the same batches as they are announced.
 #[test]
 fn a_batch_told_twice_is_sent_once() {

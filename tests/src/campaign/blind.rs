@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -68,6 +69,37 @@ fn stored_span(lab: &Lab) -> anyhow::Result<(String, String)> {
     let to = now();
     settle(lab)?;
     Ok((from, to))
+}
+
+/// Processes in nested cgroups that live for milliseconds: how many were made, how many are the sandbox's in the
+/// answer, and the states of that time.
+pub fn nested_cgroups(count: usize) -> anyhow::Result<(usize, usize, States)> {
+    let arena = Arena::new("nested")?;
+    let lab = lab_with(&[&arena])?;
+    let from = now();
+    for n in 0..count {
+        let nested = arena.below(&format!("n{n}"))?;
+        nested.spawn(Command::new("/bin/true").stdin(Stdio::null()))?.wait()?;
+    }
+    let to = now();
+    settle(&lab)?;
+    let asked = ["--instance", arena.name(), "--event", "process.exec", "--executable", "true"];
+    let seen = lab.events(&asked)?.len();
+    Ok((count, seen, states(&lab, arena.name(), &from, &to)?))
+}
+
+/// A collector whose certificates live for seconds: heartbeats that are stored after several of these lives.
+pub fn short_certificates() -> anyhow::Result<usize> {
+    const LIFE: Duration = Duration::from_secs(6);
+    let mut lab = Lab::new(None)?;
+    lab.gateway_flags = vec!["--collector-lifetime".to_owned(), format!("{}s", LIFE.as_secs())];
+    lab.init_gateway()?;
+    lab.enrol()?;
+    lab.start_collector()?;
+    std::thread::sleep(LIFE * 5 / 2);
+    let from = now();
+    std::thread::sleep(LIFE / 2);
+    Ok(lab.events(&["--event", "telemetry.heartbeat", "--from", &from])?.len())
 }
 
 fn states(lab: &Lab, instance: &str, from: &str, to: &str) -> anyhow::Result<States> {

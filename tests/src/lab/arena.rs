@@ -24,6 +24,13 @@ impl Arena {
         Ok(Arena { path, name })
     }
 
+    /// A cgroup in this one.
+    pub fn below(&self, name: &str) -> anyhow::Result<Self> {
+        let path = self.path.join(name);
+        std::fs::create_dir(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        Ok(Arena { path, name: format!("{}/{name}", self.name) })
+    }
+
     /// Id of the sandbox.
     pub fn name(&self) -> &str {
         &self.name

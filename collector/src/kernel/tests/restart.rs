@@ -115,6 +115,23 @@ fn a_killed_reader_loses_and_doubles_nothing() {
     fs::remove_dir(&pins).unwrap();
 }
 
+/// Where one program did not run, a restart is no restart without a gap.
+#[test]
+fn pins_that_are_gone_in_part_are_not_taken_for_all() {
+    let Some(pins) = pin_dir() else { return };
+    let Some(source) = attach(&config(RingSizes::GUEST, Some(pins.clone()))) else { return };
+    drop(source);
+    let (source, report) = KernelSource::attach(&config(RingSizes::GUEST, Some(pins.clone()))).unwrap();
+    assert!(report.reused_pins);
+    drop(source);
+    let set = fs::read_dir(&pins).unwrap().next().unwrap().unwrap().path();
+    fs::remove_file(set.join("link_on_exec")).unwrap();
+    let (source, report) = KernelSource::attach(&config(RingSizes::GUEST, Some(pins.clone()))).unwrap();
+    assert!(!report.reused_pins);
+    source.detach();
+    let _ = fs::remove_dir(&pins);
+}
+
 #[test]
 fn losses_are_told_once_across_restarts() {
     let Some(pins) = pin_dir() else { return };

@@ -173,6 +173,9 @@ fn a_thousand_events_of_one_moment_come_once_each_across_pages_under_ingest() {
     let mut query = Query { limit: 7, ..Query::default() };
     for page in 0.. {
         let answer = store.query(&c.tenant, &query).unwrap();
+        let told = answer.coverage.reasons.iter().any(|reason| reason.contains("after the first page"));
+        assert_eq!(told, page > 20, "what came in between is not vouched for");
+        assert!(!told || !answer.coverage.complete);
         for event in &answer.events {
             assert!(seen.insert((event.leaf_index, event.position)), "twice");
         }
