@@ -88,9 +88,10 @@ fn enrolled_lab_of(arenas: &[&Arena], config: &str, uid: Option<u32>) -> anyhow:
     Ok(lab)
 }
 
-/// Waits for two heartbeats made from now on: everything before the first is then stored.
+/// Waits for heartbeats made from now on, not for older ones that were still on their way: everything before is then
+/// stored.
 fn settle(lab: &Lab) -> anyhow::Result<()> {
-    let heartbeats = |lab: &Lab| lab.events(&["--event", "telemetry.heartbeat"]).map(|e| e.len());
-    let before = heartbeats(lab)?;
-    lab.wait_for("heartbeats", |lab| Ok(heartbeats(lab)? >= before + 3))
+    let from = jiff::Timestamp::now().to_string();
+    let made = ["--event", "telemetry.heartbeat", "--from", &from];
+    lab.wait_for("heartbeats", |lab| Ok(lab.events(&made)?.len() >= 3))
 }

@@ -89,7 +89,12 @@ fn read_segment<D: Disk>(
         damage.broken |= !last;
         return log.disk.remove(&path);
     }
-    log.segments.push_back(Segment { path: path.clone(), bytes: bytes.len() as u64, shed: false });
+    log.segments.push_back(Segment {
+        path: path.clone(),
+        bytes: bytes.len() as u64,
+        shed: false,
+        sealed: false,
+    });
     let mut at = SEGMENT_MAGIC.len();
     let mut start = at;
     let mut corrupt = false;

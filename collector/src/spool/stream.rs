@@ -58,6 +58,8 @@ pub struct Segment {
     pub path: PathBuf,
     pub bytes: u64,
     pub shed: bool,
+    /// A batch was sealed in it: it says where the stream goes on.
+    pub sealed: bool,
 }
 
 /// The lines since the last seal.
@@ -222,6 +224,9 @@ impl<D: Disk> StreamLog<D> {
         self.next_sequence = h.last_sequence + 1;
         self.newest_sealed = self.newest_sealed.max(Some(h.occurred_max));
         self.open = OpenBatch::default();
+        if let Some(segment) = self.segments.back_mut() {
+            segment.sealed = true;
+        }
         BatchRef {
             number: h.batch_number,
             first_sequence: h.first_sequence,
@@ -267,8 +272,8 @@ impl<D: Disk> StreamLog<D> {
         Ok(())
     }
 
-    /// Forgets batches up to `number`; removes segments that hold nothing else. The newest segment stays: it
-    /// carries the heads across a restart.
+    /// Forgets batches up to `number`; removes segments that hold nothing else. The newest in which a batch was sealed
+    /// stays: it carries the heads across a restart.
     pub fn release(&mut self, number: u64) -> io::Result<()> {
         let needed = {
             let mut batches = lock(&self.batches);
@@ -277,7 +282,9 @@ impl<D: Disk> StreamLog<D> {
             }
             batches.front().map(|b| b.segment.clone())
         };
-        while self.segments.len() > 1 && self.segments.front().map(|s| &s.path) != needed.as_ref() {
+        while self.segments.iter().skip(1).any(|s| s.sealed)
+            && self.segments.front().map(|s| &s.path) != needed.as_ref()
+        {
             if let Some(segment) = self.segments.pop_front() {
                 self.disk.remove(&segment.path)?;
             }
@@ -337,7 +344,12 @@ impl<D: Disk> StreamLog<D> {
             let _ = self.disk.remove(&path);
             return Err(e);
         }
-        self.segments.push_back(Segment { path, bytes: SEGMENT_MAGIC.len() as u64, shed: false });
+        self.segments.push_back(Segment {
+            path,
+            bytes: SEGMENT_MAGIC.len() as u64,
+            shed: false,
+            sealed: false,
+        });
         self.file = Some(Arc::new(SegmentFile::new(file)));
         Ok(())
     }

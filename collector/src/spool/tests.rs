@@ -477,6 +477,29 @@ fn a_flipped_byte_in_the_open_batch_begins_an_epoch() {
     assert_eq!(spool.epochs().count(), 1, "the broken epoch has nothing left to send");
 }
 
+/// Everything is acknowledged and a new segment has begun: the one before still says where the stream goes on.
+#[test]
+fn open_lines_of_a_new_segment_are_kept_when_all_before_is_released() {
+    let disk = FaultyDisk::default();
+    let limits = SpoolLimits::of_total(64 << 20);
+    let (mut spool, _) = open(&disk, 0, limits).unwrap();
+    for n in 0..2 {
+        let mut long = line(n);
+        long.bytes.resize(600_000, b' ');
+        spool.append(Class::Critical, &[long], &[], 0).unwrap();
+        seal(&mut spool, Class::Critical).unwrap();
+    }
+    spool.append(Class::Critical, &[line(2)], &[], 0).unwrap();
+    let epoch = spool.identity().epoch.clone();
+    spool.release(&epoch, Class::Critical, 2, activity_schema::Hash::default()).unwrap();
+    drop(spool);
+    let (mut spool, recovery) = open(&disk, 1, limits).unwrap();
+    assert_eq!(recovery.state, SpoolState::Intact, "{:?}", recovery.damage);
+    assert_eq!(spool.next_sequence(Class::Critical), 4);
+    let batch = spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap().unwrap();
+    assert_eq!(batch.finish().number, 3);
+}
+
 /// The oldest segment is gone without an acknowledgement: no gateway takes what is behind it.
 #[test]
 fn a_missing_first_segment_begins_an_epoch() {
