@@ -267,7 +267,8 @@ impl GetSockOpt for PeerPidfd {
     #[allow(unsafe_code, reason = "an option that nix does not name")]
     fn get<F: AsFd>(&self, fd: &F) -> nix::Result<OwnedFd> {
         let mut pidfd: c_int = -1;
-        let mut length = size_of::<c_int>() as nix::libc::socklen_t;
+        const SIZE: nix::libc::socklen_t = 4;
+        let mut length = SIZE;
         // SAFETY: the kernel writes one int into the place and size given.
         let result = unsafe {
             nix::libc::getsockopt(
