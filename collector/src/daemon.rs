@@ -12,6 +12,7 @@ mod tests;
 
 use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ enum Message {
 struct Mailbox {
     sender: mpsc::SyncSender<Message>,
     wake: Arc<EventFd>,
+    /// Agents' requests for which there was no room.
+    unheard: Arc<AtomicU64>,
 }
 
 impl Mailbox {
@@ -101,7 +104,9 @@ impl Mailbox {
 
 impl RequestSink for Mailbox {
     fn send(&self, request: AgentRequest) -> bool {
-        Mailbox::send(self, Message::Agent(request))
+        let sent = Mailbox::send(self, Message::Agent(request));
+        self.unheard.fetch_add(u64::from(!sent), Ordering::Relaxed);
+        sent
     }
 }
 
@@ -126,7 +131,7 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let mut daemon = Daemon::start(config, &names, helper)?;
     let (sender, mailbox_out) = mpsc::sync_channel(QUEUE_MAX);
     let wake = Arc::new(EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?);
-    let mailbox = Mailbox { sender, wake: wake.clone() };
+    let mailbox = Mailbox { sender, wake: wake.clone(), unheard: daemon.unheard.clone() };
     let network = Network::start(config, enrolment, identity_dir, &daemon, mailbox)?;
     let syncer = Syncer::start(network.told_of_sealed())?;
     daemon.announce(network.listening.clone());
@@ -229,6 +234,7 @@ struct Daemon {
     absent: Vec<Arc<Instance>>,
     /// The ledger of losses cannot be written.
     unkept: bool,
+    unheard: Arc<AtomicU64>,
     quota: agent::Quota,
     scope_log: agent::ScopeLog,
     rejected: u64,
@@ -337,6 +343,7 @@ impl Daemon {
             hearing: None,
             absent: Vec::new(),
             unkept: false,
+            unheard: Arc::default(),
             quota: agent::Quota::new(clock.boot_ns),
             scope_log,
             rejected: 0,
@@ -629,6 +636,11 @@ impl Daemon {
             // Parents of processes that were forgotten to stay within bounds.
             self.lose_unplaced(LossReason::MapEvicted, &["process.started"], "process_table", evicted);
         }
+        let unheard = self.unheard.swap(0, Ordering::Relaxed);
+        if unheard > 0 {
+            let names = ["session.started", "agent.tool.invoked"];
+            self.lose_unplaced(LossReason::RateLimit, &names, "agent_socket", unheard);
+        }
         let undecodable = std::mem::take(&mut self.observer.undecodable);
         if undecodable > 0 {
             let names = ["process.exec", "process.exited", "network.flow.closed"];
@@ -653,7 +665,6 @@ impl Daemon {
     }
 
     fn beat(&mut self, now: u64) {
-        self.listen_well();
         let own = self.observer.sandboxes.own().clone();
         if self.rejected > 0 {
             telemetry::rejected(&mut self.recorder, &own, std::mem::take(&mut self.rejected));
@@ -713,7 +724,6 @@ impl Daemon {
         let instances = self.observer.sandboxes.all().to_vec();
         self.recorder.emit_losses(&instances);
         let own = self.observer.sandboxes.own().clone();
-        self.listen_well();
         telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);
         telemetry::stopped(&mut self.recorder, &own, "signal");
         self.recorder.seal_all();

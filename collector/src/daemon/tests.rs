@@ -96,10 +96,23 @@ fn a_wall_clock_that_moves_by_50_ms_against_boot_time_was_stepped() {
 fn of_1024_messages_that_wait_none_is_lost_and_one_more_is_refused() {
     let (sender, receiver): (_, Receiver<Message>) = mpsc::sync_channel(QUEUE_MAX);
     let wake = Arc::new(EventFd::new().unwrap());
-    let mailbox = Mailbox { sender, wake };
+    let mailbox = Mailbox { sender, wake, unheard: Arc::default() };
     assert!((0..1_024).all(|_| mailbox.send(Message::Stop)));
     assert!(!mailbox.send(Message::Stop));
+    assert!(!RequestSink::send(&mailbox, AgentRequest::Unseen));
+    assert_eq!(mailbox.unheard.load(Ordering::Relaxed), 1, "an agent that is not heard is accounted for");
     assert_eq!(receiver.try_iter().count(), 1_024);
+}
+
+#[test]
+fn agents_that_were_not_heard_are_told_as_lost() {
+    let mut lab = Lab::new();
+    lab.duties_at(0);
+    let before = lab.told("telemetry.loss");
+    lab.daemon.unheard.fetch_add(3, Ordering::Relaxed);
+    lab.daemon.timers = Timers::default();
+    lab.duties_at(0);
+    assert_eq!(lab.told("telemetry.loss"), before + 1);
 }
 
 #[tokio::test(start_paused = true)]
