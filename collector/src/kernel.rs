@@ -429,6 +429,14 @@ impl KernelSource {
         self.canaries.last
     }
 
+    /// Whether the programs still run: what is not pinned ends with the process that holds it.
+    pub fn is_held(&mut self) -> bool {
+        match &mut self.attached.keeper {
+            attach::Keeper::Apart(helper) => !helper.has_ended(),
+            attach::Keeper::None | attach::Keeper::Here { .. } => true,
+        }
+    }
+
     /// Stops the programs and removes every pin: the graceful end. Dropping the source leaves what is pinned running.
     pub fn detach(self) {
         if let Some(set) = &self.attached.set {

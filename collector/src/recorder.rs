@@ -96,6 +96,8 @@ pub struct Recorder<D: Disk> {
     pending: [Pending; 3],
     sealed: Vec<Unsynced<D>>,
     own: Arc<Instance>,
+    /// Nothing is told of other instances, which the enrolment does not cover.
+    pub only_own: bool,
     /// Events that the catalogue refused: a defect here or a bad submission.
     pub refused: u64,
     pub drops_total: u64,
@@ -116,6 +118,7 @@ impl<D: Disk> Recorder<D> {
             pending: Default::default(),
             sealed: Vec::new(),
             own,
+            only_own: false,
             refused: 0,
             drops_total: 0,
             told_until_ns: 0,
@@ -142,7 +145,8 @@ impl<D: Disk> Recorder<D> {
         self.rng.next_u64()
     }
 
-    /// Stamps and queues an event. Refused when the catalogue does not allow it.
+    /// Stamps and queues an event. Refused when the catalogue does not allow it. What the enrolment does not cover is
+    /// passed over.
     pub fn record(&mut self, draft: Draft<'_>) -> Result<Uuid, Refusal> {
         let event_id = self.event_id();
         self.record_as(event_id, draft)
@@ -156,6 +160,9 @@ impl<D: Disk> Recorder<D> {
     }
 
     fn record_as(&mut self, event_id: Uuid, draft: Draft<'_>) -> Result<Uuid, Refusal> {
+        if self.only_own && draft.instance.instance_id != self.own.instance_id {
+            return Ok(event_id);
+        }
         let Some(row) = catalog::row(draft.name) else {
             self.refused += 1;
             return Err(Refusal::UnknownName);

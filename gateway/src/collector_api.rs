@@ -194,6 +194,10 @@ async fn admit(
         StatusCode::OK,
         &CertificateAnswer {
             tenant_id: identity.tenant,
+            instance_id: match identity.instances {
+                Instances::One(own) => Some(own),
+                Instances::Host => None,
+            },
             certificate_pem: issued.certificate_pem,
             ca_pem: gateway.authority().ca_pem().to_owned(),
             not_after: issued.not_after,

@@ -45,6 +45,9 @@ pub struct RenewRequest {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CertificateAnswer {
     pub tenant_id: TenantId,
+    /// The one instance that the certificate covers; absent: every instance of the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instance_id: Option<InstanceId>,
     pub certificate_pem: String,
     pub ca_pem: String,
     pub not_after: Timestamp,

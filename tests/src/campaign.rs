@@ -13,7 +13,10 @@ mod restart;
 mod storm;
 mod tamper;
 
-pub use blind::{absent_sandbox, nested_cgroups, removed_socket, short_certificates, stopped_process};
+pub use blind::{
+    absent_sandbox, lost_programs, nested_cgroups, one_instance, removed_socket, short_certificates,
+    stopped_process,
+};
 pub use connection::short_connection;
 pub use durability::durability;
 pub use exec::{exec_truth, reparented_truth};

@@ -33,6 +33,8 @@ pub struct Lab {
     pub collector_config: String,
     /// Extra flags of the gateway.
     pub gateway_flags: Vec<String>,
+    /// What the collector's token is bound to, as flags of `activity-gateway token`.
+    pub token_bound_to: [&'static str; 2],
 }
 
 impl Lab {
@@ -58,6 +60,7 @@ impl Lab {
             collector: None,
             collector_config: String::new(),
             gateway_flags: Vec::new(),
+            token_bound_to: ["--host", HOST],
         })
     }
 
@@ -109,7 +112,8 @@ impl Lab {
             .arg("token")
             .arg("--data")
             .arg(self.path("gateway"))
-            .args(["--tenant", TENANT, "--host", HOST]))?;
+            .args(["--tenant", TENANT])
+            .args(self.token_bound_to))?;
         let token = json(&made)?["token"].as_str().context("the gateway printed no token")?.to_owned();
         std::fs::write(self.path("token"), token)?;
         self.write_collector_config()?;

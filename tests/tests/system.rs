@@ -161,6 +161,29 @@ fn a_sandbox_without_a_cgroup_is_not_vouched_for_until_it_comes() {
     }
 }
 
+/// Programs that are not pinned end with the process that holds them.
+#[test]
+fn without_its_kernel_programs_a_collector_vouches_for_no_process() {
+    if let Some((over_it, after)) = here(campaign::lost_programs) {
+        for states in [over_it, after] {
+            assert!(["process", "network"].iter().all(|class| states[*class] != "covered"), "{states:?}");
+            assert_eq!(states["resource"], "covered", "{states:?}");
+        }
+    }
+}
+
+/// Others' processes on the same host are not its own to tell, and do not make its answers worse.
+#[test]
+fn a_collector_enrolled_for_one_instance_vouches_for_it() {
+    if let Some((own, others, states)) = here(campaign::one_instance) {
+        assert_eq!(own, 1);
+        assert!(others.is_empty(), "{others:?}");
+        for class in ["session", "tool", "process", "network", "resource"] {
+            assert_eq!(states[class], "covered", "{states:?}");
+        }
+    }
+}
+
 /// What ran in a cgroup that is gone is the sandbox's, or the answer says that it may be missing.
 #[test]
 fn what_ran_in_a_cgroup_that_is_gone_is_not_silently_missing() {

@@ -5,8 +5,11 @@ use std::sync::mpsc::Receiver;
 use activity_schema::batch;
 use activity_schema::{Class, Event};
 
+use super::start::Names;
 use super::*;
+use crate::clock::ClockReading;
 use crate::spool::Unsynced;
+use crate::uplink::identity::Identity;
 use crate::uplink::{EpochFeed, Uplink};
 
 struct Lab {
@@ -24,6 +27,7 @@ impl Lab {
             host: "h".parse().unwrap(),
             collector_id: "c".parse().unwrap(),
             instance_id: "i".to_owned(),
+            only_instance: false,
         };
         let daemon = Daemon::start(&config, &names, None).unwrap();
         Lab { start: *daemon.recorder.clock(), daemon, dir }
@@ -132,6 +136,7 @@ async fn a_stop_waits_3_s_for_acknowledgements() {
         tenant: "t".parse().unwrap(),
         host: "h".parse().unwrap(),
         instance: "i".parse().unwrap(),
+        only_instance: false,
         collector_id: "c".parse().unwrap(),
         not_after: lab.start.wall,
         gateway_key: spool.signer.public(),

@@ -13,7 +13,7 @@ use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, recvmsg, sendmsg,
     socketpair,
 };
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,8 @@ const DESCRIPTORS_MAX: usize = 128;
 #[derive(Debug)]
 pub struct Helper {
     socket: OwnedFd,
-    pid: Pid,
+    /// `None` once it was waited for.
+    pid: Option<Pid>,
 }
 
 /// What was attached, without its descriptors. These follow in this order: one for each map, one for each running
@@ -54,7 +55,7 @@ impl Helper {
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)?;
         // SAFETY: there is one thread, so the child finds no lock held.
         match unsafe { fork() }? {
-            ForkResult::Parent { child } => Ok(Helper { socket: ours, pid: child }),
+            ForkResult::Parent { child } => Ok(Helper { socket: ours, pid: Some(child) }),
             ForkResult::Child => {
                 drop(ours);
                 live_as_long_as_the_collector();
@@ -75,13 +76,25 @@ impl Helper {
         let handed = answer.map_err(AttachError::Apart)?;
         take(handed, descriptors, self).ok_or_else(gone)
     }
+
+    /// Whether it ended, and with it the programs that are not pinned.
+    pub(super) fn has_ended(&mut self) -> bool {
+        let Some(pid) = self.pid else { return true };
+        let runs = matches!(waitpid(pid, Some(WaitPidFlag::WNOHANG)), Ok(WaitStatus::StillAlive));
+        if !runs {
+            self.pid = None;
+        }
+        !runs
+    }
 }
 
 impl Drop for Helper {
     fn drop(&mut self) {
         // Its read ends with ours closed.
         let _ = nix::sys::socket::shutdown(self.socket.as_raw_fd(), nix::sys::socket::Shutdown::Both);
-        let _ = waitpid(self.pid, None);
+        if let Some(pid) = self.pid {
+            let _ = waitpid(pid, None);
+        }
     }
 }
 
@@ -111,14 +124,13 @@ fn take(handed: Handed, descriptors: Vec<OwnedFd>, helper: Helper) -> Option<Att
         None => None,
     };
     // A program that is not pinned ends with the helper.
-    let keeper = if handed.report.pinned { Keeper::None } else { Keeper::Apart { _helper: helper } };
+    let keeper = if handed.report.pinned { Keeper::None } else { Keeper::Apart(helper) };
     Some(Attached { maps, running, set, report: handed.report, keeper })
 }
 
-/// The process apart: answers requests until the other end is gone.
+/// The process apart: answers the one request, and holds what it attached until the other end is gone.
 fn serve(socket: &OwnedFd, owner: Owner) {
-    let mut kept = Vec::new();
-    while let Ok(Some((request, _))) = receive(socket) {
+    if let Ok(Some((request, _))) = receive(socket) {
         let attached = serde_json::from_slice::<KernelConfig>(&request)
             .map_err(|e| e.to_string())
             .and_then(|config| attach::attach(&config).map_err(|e| reason(&e)))
@@ -130,13 +142,9 @@ fn serve(socket: &OwnedFd, owner: Owner) {
         });
         let descriptors: Vec<RawFd> = attached.iter().flat_map(descriptors).collect();
         let Ok(bytes) = serde_json::to_vec(&answer) else { return };
-        if send(socket, &bytes, &descriptors).is_err() {
-            return;
-        }
-        match attached {
-            Ok(attached) if attached.report.pinned => return,
-            Ok(attached) => kept.push(attached),
-            Err(_) => {}
+        let sent = send(socket, &bytes, &descriptors).is_ok();
+        if sent && attached.as_ref().is_ok_and(|attached| !attached.report.pinned) {
+            let _ = receive(socket);
         }
     }
 }

@@ -63,7 +63,7 @@ pub(super) struct Attached {
 pub(super) enum Keeper {
     None,
     Here { _programs: Box<Ebpf>, _links: Vec<PinnedLink> },
-    Apart { _helper: super::apart::Helper },
+    Apart(super::apart::Helper),
 }
 
 /// A set of pins, reached through a descriptor of the folder that it is in: the way to that folder may be closed to

@@ -12,16 +12,7 @@ struct Lab {
 fn lab() -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let clock = ClockReading::now();
-    let wanted = EpochIdentity {
-        format: 1,
-        epoch: "e".parse().unwrap(),
-        tenant: "t".parse().unwrap(),
-        host: "h".parse().unwrap(),
-        collector_id: "c".parse().unwrap(),
-        boot_id: "boot".to_owned(),
-        nonce: String::new(),
-        created: clock.wall,
-    };
+    let wanted = EpochIdentity::of_a_test("e");
     let limits = SpoolLimits::of_total(1 << 28);
     let (spool, _) = Spool::open(OsDisk, dir.path(), limits, wanted, &[7; 32], clock.state).unwrap();
     let own = Arc::new(Instance {

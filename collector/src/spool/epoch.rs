@@ -35,6 +35,21 @@ pub struct EpochIdentity {
 }
 
 impl EpochIdentity {
+    /// Of the collector `c` on the host `h` of the tenant `t`.
+    #[cfg(test)]
+    pub fn of_a_test(epoch: &str) -> Self {
+        EpochIdentity {
+            format: EPOCH_FORMAT,
+            epoch: epoch.parse().unwrap(),
+            tenant: "t".parse().unwrap(),
+            host: "h".parse().unwrap(),
+            collector_id: "c".parse().unwrap(),
+            boot_id: "boot".to_owned(),
+            nonce: String::new(),
+            created: Timestamp::from_nanos(1),
+        }
+    }
+
     fn continues(&self, other: &EpochIdentity) -> bool {
         EpochIdentity { epoch: other.epoch.clone(), created: other.created, ..self.clone() } == *other
     }

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use activity_schema::batch::{self, Leaf, lines_root};
-use activity_schema::ids::{CollectorId, HostId, TenantId};
 use activity_schema::merkle::Hash;
 use proptest::prelude::*;
 
@@ -206,16 +205,7 @@ const CLOCK: ClockState = ClockState { error_ns: 1, offset_ns: 0, synchronised: 
 const SMALL: SpoolLimits = SpoolLimits::of_total(1 << 40);
 
 fn identity(run: u32) -> EpochIdentity {
-    EpochIdentity {
-        format: 1,
-        epoch: Epoch::new(format!("epoch-{run:04}")).unwrap(),
-        tenant: TenantId::new("t").unwrap(),
-        host: HostId::new("h").unwrap(),
-        collector_id: CollectorId::new("c").unwrap(),
-        boot_id: "boot".into(),
-        nonce: "n".into(),
-        created: Timestamp::from_nanos(1),
-    }
+    EpochIdentity::of_a_test(&format!("epoch-{run:04}"))
 }
 
 fn open(disk: &FaultyDisk, run: u32, limits: SpoolLimits) -> io::Result<(Spool<FaultyDisk>, Recovery)> {

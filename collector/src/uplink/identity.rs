@@ -23,6 +23,9 @@ pub struct Identity {
     pub tenant: TenantId,
     pub host: HostId,
     pub instance: InstanceId,
+    /// The certificate covers no other instance.
+    #[serde(default)]
+    pub only_instance: bool,
     pub collector_id: CollectorId,
     pub not_after: Timestamp,
     pub gateway_key: PublicKey,
@@ -140,6 +143,7 @@ pub async fn enroll(
         tenant: answer.tenant_id.clone(),
         host: applicant.host.clone(),
         instance: applicant.instance.clone(),
+        only_instance: answer.instance_id.is_some(),
         collector_id: applicant.collector_id.clone(),
         not_after: answer.not_after,
         gateway_key: answer.gateway_key,
@@ -161,7 +165,11 @@ pub async fn renew(
     let (csr_pem, key_pem) = certificate_request()?;
     let request = RenewRequest { csr_pem, signing_key, epoch };
     let answer: CertificateAnswer = client.post_json("/v1/renew", &request).await?;
-    let renewed = Identity { not_after: answer.not_after, ..identity.clone() };
+    let renewed = Identity {
+        only_instance: answer.instance_id.is_some(),
+        not_after: answer.not_after,
+        ..identity.clone()
+    };
     dir.store(&renewed, &answer, &key_pem)?;
     Ok(renewed)
 }

@@ -13,16 +13,7 @@ async fn a_certificate_is_renewed_on_a_quiet_connection_when_a_third_of_its_life
     const HOUR: Duration = Duration::from_secs(3600);
     let dir = tempfile::tempdir().unwrap();
     let clock = ClockReading::now();
-    let wanted = EpochIdentity {
-        format: 1,
-        epoch: "e".parse().unwrap(),
-        tenant: "t".parse().unwrap(),
-        host: "h".parse().unwrap(),
-        collector_id: "c".parse().unwrap(),
-        boot_id: "boot".to_owned(),
-        nonce: String::new(),
-        created: clock.wall,
-    };
+    let wanted = EpochIdentity::of_a_test("e");
     let limits = SpoolLimits::of_total(1 << 24);
     let (spool, _) = Spool::open(OsDisk, dir.path(), limits, wanted, &[7; 32], clock.state).unwrap();
     let key = spool.current().signer.public();
@@ -30,6 +21,7 @@ async fn a_certificate_is_renewed_on_a_quiet_connection_when_a_third_of_its_life
         tenant: "t".parse().unwrap(),
         host: "h".parse().unwrap(),
         instance: "i".parse().unwrap(),
+        only_instance: false,
         collector_id: "c".parse().unwrap(),
         not_after: Timestamp::from_nanos(clock.wall.as_nanos() + 24 * 3_600_000_000_000),
         gateway_key: key,

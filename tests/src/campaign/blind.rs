@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::{enrolled_lab, lab_with, settle};
-use crate::lab::{Arena, Lab, cgroup2_root, json};
+use crate::lab::{Arena, INSTANCE, Lab, cgroup2_root, json};
 
 /// State of each event class.
 pub type States = BTreeMap<String, String>;
@@ -86,6 +86,44 @@ pub fn nested_cgroups(count: usize) -> anyhow::Result<(usize, usize, States)> {
     let asked = ["--instance", arena.name(), "--event", "process.exec", "--executable", "true"];
     let seen = lab.events(&asked)?.len();
     Ok((count, seen, states(&lab, arena.name(), &from, &to)?))
+}
+
+/// Programs are not pinned, and the process that holds them is killed: the states over that time, and over a later one.
+pub fn lost_programs() -> anyhow::Result<(States, States)> {
+    let arena = Arena::new("unheld")?;
+    let mut lab = enrolled_lab(&[&arena], "[kernel]\npin = false\n")?;
+    lab.start_collector()?;
+    settle(&lab)?;
+    let from = now();
+    let pid = lab.collector.as_ref().context("no collector")?.pid();
+    let holder = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+    kill(Pid::from_raw(holder.trim().parse()?), Signal::SIGKILL)?;
+    settle(&lab)?;
+    let (middle, end) = stored_span(&lab)?;
+    Ok((states(&lab, arena.name(), &from, &middle)?, states(&lab, arena.name(), &middle, &end)?))
+}
+
+/// A collector that is enrolled for one instance alone, which is a cgroup of its host: processes of that instance in
+/// the answer, other instances in it, and the states.
+pub fn one_instance() -> anyhow::Result<(usize, Vec<String>, States)> {
+    let arena = Arena::new("one")?;
+    let mut lab = Lab::new(None)?;
+    lab.token_bound_to = ["--instance", INSTANCE];
+    lab.collector_config = format!("cgroup = \"/{}\"\n", arena.name());
+    lab.init_gateway()?;
+    lab.enrol()?;
+    lab.start_collector()?;
+    settle(&lab)?;
+    let from = now();
+    Command::new("/bin/true").status()?;
+    arena.spawn(Command::new("/bin/true").stdin(Stdio::null()))?.wait()?;
+    let to = now();
+    settle(&lab)?;
+    let told = lab.events(&["--event", "process.exec"])?;
+    let instance =
+        |event: &Value| event["correlation"]["instance_id"].as_str().unwrap_or_default().to_owned();
+    let (own, others): (Vec<_>, Vec<_>) = told.iter().map(instance).partition(|name| name == INSTANCE);
+    Ok((own.len(), others, states(&lab, INSTANCE, &from, &to)?))
 }
 
 /// A collector whose certificates live for seconds: heartbeats that are stored after several of these lives.

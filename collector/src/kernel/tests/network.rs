@@ -86,7 +86,7 @@ fn a_udp_flow_without_a_packet_for_30_s_is_told() {
     let after = crate::clock::boot_ns();
     let port = client.local_addr().unwrap().port();
     let mut told = |now_ns| {
-        let flows = source.udp_flows(now_ns, crate::daemon::UDP_IDLE_NS);
+        let flows = source.udp_flows(now_ns, crate::daemon::duties::UDP_IDLE_NS);
         flows.iter().any(|flow| flow.local.port() == port && !flow.closed)
     };
     assert!(!told(before + IDLE_NS - 1) && told(after + IDLE_NS) && !told(after + IDLE_NS), "once");
