@@ -304,7 +304,7 @@ impl Daemon {
         self.read_clock();
         while self.drain() {}
         self.each_second(self.recorder.clock().boot_ns);
-        let instances = self.observer.sandboxes.all().to_vec();
+        let instances = self.observer.sandboxes.all_and_unknown();
         self.recorder.emit_losses(&instances);
         let own = self.observer.sandboxes.own().clone();
         telemetry::heartbeat(&mut self.recorder, &own, self.complete_until);

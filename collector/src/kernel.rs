@@ -43,8 +43,8 @@ pub use attach::AttachError;
 pub use canary::CanarySeen;
 pub use loss::KernelLoss;
 pub use record::{
-    Common, DecodeError, ExecFailedRecord, ExecRecord, ExecutableClass, ExitRecord, FlowRecord, ForkRecord,
-    PathClass, Record, TcpResult, decode, has_owner, known,
+    CgroupRecord, Common, DecodeError, ExecFailedRecord, ExecRecord, ExecutableClass, ExitRecord, FlowRecord,
+    ForkRecord, PathClass, Record, TcpResult, decode, has_owner, known,
 };
 pub use ring::RingPosition;
 pub use udp::UdpFlow;

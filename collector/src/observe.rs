@@ -14,7 +14,7 @@ use activity_schema::{Class, Timestamp};
 use crate::identity::ProcessIds;
 use crate::kernel::{
     self, Common, ExecFailedRecord, ExecRecord, ExitRecord, FlowDirection, FlowPhase, FlowRecord, ForkRecord,
-    KernelLoss, Record, RingId, RingPosition, TcpResult, UdpFlow, missing,
+    KernelLoss, Record, RecordKind, RingId, RingPosition, TcpResult, UdpFlow, missing,
 };
 use crate::process::{Process, ProcessTable};
 use crate::recorder::{Draft, Ids, Recorder};
@@ -122,6 +122,7 @@ impl Observer {
             Record::Exit(r) => self.exit(recorder, &r, tell),
             Record::Flow(r) => self.flow(recorder, &r, tell),
             Record::Listen(r) => self.listen(recorder, &r, tell),
+            Record::Cgroup(r) => self.sandboxes.learn(&r),
         }
     }
 
@@ -484,8 +485,16 @@ impl Observer {
 
     /// Kernel losses, by sandbox.
     pub fn lost<D: Disk>(&mut self, recorder: &mut Recorder<D>, loss: &KernelLoss) {
-        let instance = loss.cgroup_id.and_then(|id| self.sandboxes.resolve(id, 0));
-        let known = instance.filter(|i| i.instance_id != "unknown");
+        // Nothing is missing by itself: what cannot be placed without it is told by `tell_unplaced`.
+        if loss.kind == RecordKind::Cgroup {
+            return;
+        }
+        // A cgroup that is no sandbox's is nobody's, which is not the same as not to be placed.
+        let known = loss.cgroup_id.and_then(|id| self.sandboxes.resolve(id, 0));
+        if recorder.only_own && known.as_ref().is_some_and(|i| i.instance_id != self.no_instance.instance_id)
+        {
+            return;
+        }
         let wall = |ns: u64| recorder.clock().wall_of(ns);
         let (first_time, last_time) = (wall(loss.first_ns), wall(loss.last_ns));
         let reason = match loss.reason {

@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use activity_schema::event::{Layer, Runtime};
 
+use crate::kernel::CgroupRecord;
+
 /// Resolved cgroup ids kept; beyond that the cache is emptied and filled anew.
 const CACHE_MAX: usize = 16_384;
 /// Deepest cgroup below a sandbox's own that is searched.
@@ -30,6 +32,8 @@ pub struct Sandboxes {
     instances: Vec<Arc<Instance>>,
     by_cgroup: HashMap<u64, Option<Arc<Instance>>>,
     unknown: Arc<Instance>,
+    /// Paths in the kernel's records are those that this process sees.
+    learns: bool,
 }
 
 impl Sandboxes {
@@ -43,7 +47,7 @@ impl Sandboxes {
             cgroup: String::new(),
         });
         let instances = std::iter::once(own).chain(others).map(Arc::new).collect();
-        Sandboxes { root, instances, by_cgroup: HashMap::new(), unknown }
+        Sandboxes { root, instances, by_cgroup: HashMap::new(), unknown, learns: false }
     }
 
     pub fn own(&self) -> &Arc<Instance> {
@@ -57,6 +61,11 @@ impl Sandboxes {
 
     pub fn all(&self) -> &[Arc<Instance>] {
         &self.instances
+    }
+
+    /// Whom something can be told of: the sandboxes, and nobody.
+    pub fn all_and_unknown(&self) -> Vec<Arc<Instance>> {
+        self.instances.iter().chain([&self.unknown]).cloned().collect()
     }
 
     /// Where a sandbox's cgroup v2 files are.
@@ -78,11 +87,43 @@ impl Sandboxes {
             .or_else(|| self.search(cgroup_id));
         // One that is gone does not come back: the kernel does not give its id again.
         let found = path.map(|path| self.owner(&path));
+        self.keep(cgroup_id, found.clone());
+        found
+    }
+
+    /// From now on paths in the kernel's records are taken for those that this process sees. What is there already is
+    /// noted, as many cgroups as are kept.
+    pub fn learn_all(&mut self) {
+        self.learns = true;
+        let mut left = vec![self.root.clone()];
+        while let Some(dir) = left.pop() {
+            let below = dir.strip_prefix(&self.root).ok().and_then(Path::to_str);
+            if let (Some(id), Some(below)) = (inode(&dir), below)
+                && self.by_cgroup.len() < CACHE_MAX
+            {
+                let owner = self.owner(&format!("/{below}"));
+                self.keep(id, Some(owner));
+                let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
+                left.extend(entries.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+            }
+        }
+    }
+
+    /// Takes note of a new cgroup, which may be gone by the time that something of it is read.
+    pub fn learn(&mut self, cgroup: &CgroupRecord<'_>) {
+        if let (true, false, Ok(path)) =
+            (self.learns, cgroup.path_truncated, std::str::from_utf8(cgroup.path))
+        {
+            let owner = self.owner(path);
+            self.keep(cgroup.common.cgroup_id, Some(owner));
+        }
+    }
+
+    fn keep(&mut self, cgroup_id: u64, owner: Option<Arc<Instance>>) {
         if self.by_cgroup.len() >= CACHE_MAX {
             self.by_cgroup.clear();
         }
-        self.by_cgroup.insert(cgroup_id, found.clone());
-        found
+        self.by_cgroup.insert(cgroup_id, owner);
     }
 
     /// The sandbox whose cgroup is the nearest at or above `path`; the unknown one where none is.
@@ -127,6 +168,16 @@ fn find_inode(dir: &Path, wanted: u64, depth: usize) -> Option<PathBuf> {
     entries
         .filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
         .find_map(|e| find_inode(&e.path(), wanted, depth - 1))
+}
+
+/// Whether paths below `root` are those of the whole hierarchy, as the kernel names them: this process is in the initial
+/// cgroup namespace, and the mount does not begin deeper (cgroup_namespaces(7), proc_pid_mountinfo(5)).
+pub fn is_whole_hierarchy(root: &Path) -> bool {
+    /// `PROC_CGROUP_INIT_INO` (include/linux/proc_ns.h).
+    const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFB;
+    let initial = inode(Path::new("/proc/self/ns/cgroup")) == Some(INITIAL_NAMESPACE);
+    let mounts = procfs::process::Process::myself().and_then(|process| process.mountinfo());
+    initial && mounts.is_ok_and(|all| all.0.iter().any(|m| m.mount_point == root && m.root == "/"))
 }
 
 /// Mount point of cgroup v2, unified or hybrid.

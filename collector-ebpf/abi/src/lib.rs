@@ -11,7 +11,7 @@ pub mod offsets;
 pub mod records;
 
 /// Version of everything in this crate; part of every record and of the pin directory's name.
-pub const ABI_VERSION: u16 = 1;
+pub const ABI_VERSION: u16 = 2;
 
 /// The programs wake a ring's reader at most this often; it has to look once more after that long.
 pub const WAKEUP_INTERVAL_MS: u32 = 25;
@@ -31,10 +31,11 @@ pub enum RecordKind {
     Listen = 6,
     UdpFlow = 7,
     Scope = 8,
+    Cgroup = 9,
 }
 
 impl RecordKind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Fork,
         Self::Exec,
         Self::ExecFailed,
@@ -43,6 +44,7 @@ impl RecordKind {
         Self::Listen,
         Self::UdpFlow,
         Self::Scope,
+        Self::Cgroup,
     ];
 
     #[must_use]
@@ -56,6 +58,7 @@ impl RecordKind {
             Self::Listen => "listen",
             Self::UdpFlow => "udp_flow",
             Self::Scope => "scope",
+            Self::Cgroup => "cgroup",
         }
     }
 
@@ -70,6 +73,7 @@ impl RecordKind {
             6 => Self::Listen,
             7 => Self::UdpFlow,
             8 => Self::Scope,
+            9 => Self::Cgroup,
             _ => return None,
         })
     }

@@ -157,6 +157,17 @@ pub struct ExitBody {
     pub reserved: u32,
 }
 
+/// A new cgroup of the v2 hierarchy: the header's `cgroup_id`, made by the header's process. Text: the first
+/// [`PATH_BYTES_MAX`] bytes of its path below the hierarchy's root, zeros behind it.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct CgroupBody {
+    pub path_length: u16,
+    /// 1 when the path is longer.
+    pub path_truncated: u16,
+    pub reserved: u32,
+}
+
 /// Phases of a flow that are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -248,6 +259,7 @@ pub const FORK_BYTES: usize = HEADER_BYTES + size_of::<ForkBody>();
 pub const EXEC_BYTES_MIN: usize = HEADER_BYTES + size_of::<ExecBody>();
 pub const EXEC_FAILED_BYTES_MIN: usize = HEADER_BYTES + size_of::<ExecFailedBody>();
 pub const EXIT_BYTES: usize = HEADER_BYTES + size_of::<ExitBody>();
+pub const CGROUP_BYTES: usize = HEADER_BYTES + size_of::<CgroupBody>() + PATH_BYTES_MAX + 1;
 pub const FLOW_BYTES: usize = HEADER_BYTES + size_of::<FlowBody>();
 
 const _: () = {
@@ -256,5 +268,6 @@ const _: () = {
     assert!(size_of::<ExecBody>() == 72);
     assert!(size_of::<ExecFailedBody>() == 16);
     assert!(size_of::<ExitBody>() == 48);
+    assert!(size_of::<CgroupBody>() == 8);
     assert!(size_of::<FlowBody>() == 96);
 };

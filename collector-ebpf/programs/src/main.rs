@@ -7,6 +7,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 
+mod cgroup;
 mod exec;
 mod exec_failed;
 mod exit;

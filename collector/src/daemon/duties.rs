@@ -40,7 +40,7 @@ impl Daemon {
         }
         // Before the heartbeat, which vouches for what was not lost.
         if !self.recorder.spool().ledger.to_emit().is_empty() {
-            let instances = self.observer.sandboxes.all().to_vec();
+            let instances = self.observer.sandboxes.all_and_unknown();
             self.recorder.emit_losses(&instances);
         }
         if now >= self.timers.heartbeat {

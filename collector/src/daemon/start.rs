@@ -21,7 +21,7 @@ use crate::privilege::{self, Owner};
 use crate::process::ProcessMemory;
 use crate::recorder::Recorder;
 use crate::resource::ResourceSource;
-use crate::sandbox::{Instance, Sandboxes, cgroup2_root};
+use crate::sandbox::{Instance, Sandboxes, cgroup2_root, is_whole_hierarchy};
 use crate::scope::ScopeTable;
 use crate::spool::{EpochIdentity, OsDisk, Spool, SpoolLimits};
 use crate::uplink::full;
@@ -82,7 +82,11 @@ impl Daemon {
             layer: config.layer,
             cgroup: s.cgroup.clone(),
         });
-        let sandboxes = Sandboxes::new(cgroup_root.clone(), own, others.collect());
+        let mut sandboxes = Sandboxes::new(cgroup_root.clone(), own, others.collect());
+        let unified = attach.as_ref().is_some_and(|a| a.cgroup_hierarchy == "v2");
+        if unified && is_whole_hierarchy(&cgroup_root) {
+            sandboxes.learn_all();
+        }
         let resources =
             sandboxes.all().iter().map(|i| (i.clone(), ResourceSource::new(&cgroup_root, i))).collect();
         let (scope_log, kept) = agent::ScopeLog::open(&config.state_dir.join("scopes.jsonl"), &boot_id)?;

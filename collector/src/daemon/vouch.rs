@@ -96,7 +96,7 @@ impl Daemon {
             let between = (since, clock.wall);
             self.recorder.lose(Loss::of(LossReason::CollectorDown, "agent_socket", names, between));
         }
-        let instances = self.observer.sandboxes.all().to_vec();
+        let instances = self.observer.sandboxes.all_and_unknown();
         self.recorder.emit_losses(&instances);
     }
 }

@@ -105,6 +105,7 @@ pub(super) fn needed(kind: RecordKind) -> (&'static [&'static str], &'static [&'
                 "cred_egid",
             ],
         ),
+        RecordKind::Cgroup => (&[], &[]),
         RecordKind::ExecFailed => (&["task_group_leader", "task_start_boottime"], &[]),
         RecordKind::Exit => (
             &["task_signal", "signal_live", "task_group_leader", "task_start_boottime"],

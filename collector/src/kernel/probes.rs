@@ -38,9 +38,17 @@ const fn useful(program: &'static str, name: &'static str, hook: Hook) -> Probe 
     Probe { program, name, hook, essential: false }
 }
 
-/// In the order of attachment: exits first and forks last, so that no process whose start was seen ends
+/// In the order of attachment: cgroups first, then exits, and forks last, so that no process whose start was seen ends
 /// unseen while the rest is being attached.
 pub(super) static CLASSES: &[Class] = &[
+    Class {
+        kinds: &[RecordKind::Cgroup],
+        probes: &[essential(
+            "on_cgroup_mkdir",
+            "tp:cgroup:cgroup_mkdir",
+            Hook::Tracepoint("cgroup", "cgroup_mkdir"),
+        )],
+    },
     Class {
         kinds: &[RecordKind::Exit],
         probes: &[essential(

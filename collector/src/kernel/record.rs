@@ -4,8 +4,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use activity_ebpf_abi::records::{
-    AF_INET, AF_INET6, ExecBody, ExecFailedBody, ExitBody, FlowBody, FlowDirection, FlowPhase, ForkBody,
-    HEADER_BYTES, Header, exec_failed_flags, exec_flags, flow_flags, missing,
+    AF_INET, AF_INET6, CgroupBody, ExecBody, ExecFailedBody, ExitBody, FlowBody, FlowDirection, FlowPhase,
+    ForkBody, HEADER_BYTES, Header, exec_failed_flags, exec_flags, flow_flags, missing,
 };
 use activity_ebpf_abi::{ABI_VERSION, RecordKind};
 use thiserror::Error;
@@ -35,6 +35,7 @@ pub enum Record<'a> {
     Exit(ExitRecord),
     Flow(FlowRecord),
     Listen(FlowRecord),
+    Cgroup(CgroupRecord<'a>),
 }
 
 impl Record<'_> {
@@ -47,6 +48,7 @@ impl Record<'_> {
             Self::Exit(_) => RecordKind::Exit,
             Self::Flow(_) => RecordKind::Flow,
             Self::Listen(_) => RecordKind::Listen,
+            Self::Cgroup(_) => RecordKind::Cgroup,
         }
     }
 
@@ -58,6 +60,7 @@ impl Record<'_> {
             Self::ExecFailed(record) => &record.common,
             Self::Exit(record) => &record.common,
             Self::Flow(record) | Self::Listen(record) => &record.common,
+            Self::Cgroup(record) => &record.common,
         }
     }
 
@@ -68,6 +71,7 @@ impl Record<'_> {
             Self::ExecFailed(record) => &mut record.common,
             Self::Exit(record) => &mut record.common,
             Self::Flow(record) | Self::Listen(record) => &mut record.common,
+            Self::Cgroup(record) => &mut record.common,
         }
     }
 }
@@ -352,6 +356,16 @@ impl FlowRecord {
     }
 }
 
+/// A new cgroup of the v2 hierarchy: `common.cgroup_id`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupRecord<'a> {
+    pub common: Common,
+    /// Below the hierarchy's root, as the kernel has it.
+    pub path: &'a [u8],
+    /// [`Self::path`] has only its beginning.
+    pub path_truncated: bool,
+}
+
 /// Decodes one record. Never panics, whatever the bytes are.
 pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
     let header: Header = plain(bytes, 0)?;
@@ -386,6 +400,7 @@ pub fn decode(bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
         Some(RecordKind::Exit) => exit(common, bytes),
         Some(RecordKind::Flow) => flow(common, bytes).map(Record::Flow),
         Some(RecordKind::Listen) => flow(common, bytes).map(Record::Listen),
+        Some(RecordKind::Cgroup) => cgroup(common, bytes),
         Some(RecordKind::UdpFlow | RecordKind::Scope) | None => Err(DecodeError::Kind(header.kind)),
     }
 }
@@ -471,6 +486,13 @@ fn exec_failed(common: Common, bytes: &[u8]) -> Result<Record<'_>, DecodeError> 
         path_read_late: body.flags & exec_failed_flags::READ_AT_EXIT != 0,
         execveat: body.flags & exec_failed_flags::EXECVEAT != 0,
     }))
+}
+
+fn cgroup(common: Common, bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
+    let body: CgroupBody = plain(bytes, HEADER_BYTES)?;
+    let mut text = Text { bytes, at: HEADER_BYTES + size_of::<CgroupBody>() };
+    let path = text.take(body.path_length)?;
+    Ok(Record::Cgroup(CgroupRecord { common, path, path_truncated: body.path_truncated != 0 }))
 }
 
 fn exit(common: Common, bytes: &[u8]) -> Result<Record<'_>, DecodeError> {
@@ -603,6 +625,8 @@ unsafe impl Plain for ExecFailedBody {}
 unsafe impl Plain for ExitBody {}
 // SAFETY: see above.
 unsafe impl Plain for FlowBody {}
+// SAFETY: see above.
+unsafe impl Plain for CgroupBody {}
 
 pub(super) fn plain<T: Plain>(bytes: &[u8], at: usize) -> Result<T, DecodeError> {
     let end = at + size_of::<T>();

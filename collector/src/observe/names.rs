@@ -59,6 +59,7 @@ pub(super) fn events_of(kind: RecordKind) -> &'static [&'static str] {
         RecordKind::Listen => &["network.listen"],
         RecordKind::UdpFlow => &["network.flow.closed"],
         RecordKind::Scope => &["agent.scope.opened"],
+        RecordKind::Cgroup => &[],
     }
 }
 

@@ -297,6 +297,9 @@ impl Collector {
     /// A loss that names no cgroup, under the collector's own name, is one that the collector could not place.
     pub(crate) fn touches(&self, mark: &Mark, instance: &str) -> bool {
         let Some(named) = mark.instance.as_deref() else { return true };
+        if mark.placed && named == read::UNKNOWN {
+            return instance == named;
+        }
         let own = || self.own.len() >= OWN_MAX || self.own.contains(named);
         named == instance || !self.declarations.knows(named) || (!mark.placed && own())
     }

@@ -124,12 +124,18 @@ pub(crate) fn loss(event: &Event<'_>, at: &Speaker<'_>) -> Mark {
         valid.then(|| Sequences { epoch: epoch.clone(), priority: *priority, first, last })
     });
     let count = unsigned(payload, "dropped_count");
+    // A cgroup says where, even if it is no sandbox's.
+    let placed = payload.text("cgroup").is_some_and(|cgroup| cgroup != UNKNOWN);
     let cause = Cause::of_loss(payload.text("reason").and_then(LossReason::from_wire));
     Mark {
         from: first.min(last),
         to: first.max(last).saturating_add(1),
-        instance: instance_of(event),
-        placed: payload.text("cgroup").is_some(),
+        instance: if placed {
+            Some(event.correlation.instance_id.as_str().to_owned())
+        } else {
+            instance_of(event)
+        },
+        placed,
         classes: loss_classes(payload, stream.map(|(_, priority)| priority)),
         cause,
         count: count.unwrap_or(0),

@@ -24,7 +24,7 @@ fn another_version_is_refused() {
         bytes[2..4].copy_from_slice(&version.to_ne_bytes());
         decode(&bytes) == Err(DecodeError::Version { found: version })
     };
-    assert!([0, 2, 256].into_iter().all(is_refused) && !is_refused(1));
+    assert!([0, 1, 3, 256].into_iter().all(is_refused) && !is_refused(2));
 }
 
 #[test]

@@ -40,6 +40,11 @@ pub(super) enum Seen {
     Exit(ExitRecord),
     Flow(FlowRecord),
     Listen(FlowRecord),
+    Cgroup {
+        common: Common,
+        path: String,
+        truncated: bool,
+    },
 }
 
 impl Seen {
@@ -65,13 +70,20 @@ impl Seen {
             Record::Exit(record) => Self::Exit(*record),
             Record::Flow(record) => Self::Flow(*record),
             Record::Listen(record) => Self::Listen(*record),
+            Record::Cgroup(record) => Self::Cgroup {
+                common: record.common,
+                path: text(record.path),
+                truncated: record.path_truncated,
+            },
         }
     }
 
     pub(super) fn common(&self) -> &Common {
         match self {
             Self::Fork(record) => &record.common,
-            Self::Exec { common, .. } | Self::ExecFailed { common, .. } => common,
+            Self::Exec { common, .. } | Self::ExecFailed { common, .. } | Self::Cgroup { common, .. } => {
+                common
+            }
             Self::Exit(record) => &record.common,
             Self::Flow(record) | Self::Listen(record) => &record.common,
         }
@@ -102,7 +114,15 @@ pub(super) struct Cgroup {
 
 impl Cgroup {
     pub(super) fn new() -> Self {
-        let path = cgroup_root().unwrap().join(unique("activity-test"));
+        Self::at(cgroup_root().unwrap().join(unique("activity-test")))
+    }
+
+    /// One below this one with a name of so many bytes.
+    pub(super) fn below(&self, name_bytes: usize) -> Self {
+        Self::at(self.path.join("n".repeat(name_bytes)))
+    }
+
+    fn at(path: PathBuf) -> Self {
         fs::create_dir(&path).unwrap();
         let id = fs::metadata(&path).unwrap().ino();
         Self { path, id }
@@ -213,6 +233,8 @@ pub(super) fn run(source: &mut KernelSource, cgroup: &Cgroup, orders: &str) -> (
         read(source, cgroup, &mut seen);
         sleep(Duration::from_millis(10));
     }
+    // Its own making came before the load.
+    seen.retain(|seen| !matches!(seen, Seen::Cgroup { .. }));
     (truth, seen)
 }
 

@@ -1,6 +1,6 @@
 //! Processes: each once, with the parent that forked, the right end, the right class of file.
 
-use super::harness::{Cgroup, Seen, attach, config, execs, exits, forks, run};
+use super::harness::{Cgroup, Seen, attach, config, execs, exits, forks, read, run};
 use crate::kernel::{ExecutableClass, RingSizes};
 
 #[test]
@@ -25,6 +25,28 @@ fn every_fork_exec_and_exit_is_seen_once() {
         assert_eq!(exit.common.start_boottime_ns, fork.common.start_boottime_ns);
     }
     assert!(source.losses().iter().all(|loss| loss.cgroup_id != Some(cgroup.id)));
+}
+
+/// Their paths are known before anything runs in them, and after they are gone.
+#[test]
+fn new_cgroups_are_seen_with_their_paths() {
+    let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
+    let cgroup = Cgroup::new();
+    let name = cgroup.path.file_name().unwrap().to_str().unwrap();
+    let mut seen = Vec::new();
+    read(&mut source, &cgroup, &mut seen);
+    let [Seen::Cgroup { common, path, truncated: false }] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!((common.tgid, path.as_str()), (std::process::id(), format!("/{name}").as_str()));
+
+    // The longest path that fits its place, and a longer one.
+    for (bytes, is_longer) in [(255, false), (256, true)] {
+        let nested = cgroup.below(bytes - name.len() - 2);
+        let mut seen = Vec::new();
+        read(&mut source, &nested, &mut seen);
+        let [Seen::Cgroup { path, truncated, .. }] = &seen[..] else { panic!("{seen:?}") };
+        assert_eq!((path.len(), *truncated), (255, is_longer), "{path}");
+        assert!(path.starts_with(&format!("/{name}/")), "{path}");
+    }
 }
 
 #[test]

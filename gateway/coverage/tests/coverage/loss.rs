@@ -111,6 +111,26 @@ fn a_loss_that_the_collector_could_not_place_taints_all_its_instances() {
 }
 
 #[test]
+fn a_loss_in_a_cgroup_of_no_sandbox_taints_no_sandbox() {
+    for (nobody, cgroup, is_complete) in [
+        ("unknown", Some("4711"), true),
+        ("host-of-g", Some("4711"), true),
+        ("unknown", Some("unknown"), false),
+        ("unknown", None, false),
+        ("host-of-g", None, false),
+        ("never-declared", Some("4711"), false),
+    ] {
+        let report = with(move |c| {
+            c.own = "host-of-g";
+            c.config("host-of-g", 0, &WATCHED);
+            c.loss(nobody, 40, Loss::of(&["process.exec"], 20, 30, 12));
+            c.last_event().payload.set_some("cgroup", cgroup);
+        });
+        assert_eq!(report.complete, is_complete, "{nobody} {cgroup:?}");
+    }
+}
+
+#[test]
 fn a_loss_without_a_beginning_may_have_begun_at_any_time() {
     let report = with(|c| {
         c.loss("i", 40, Loss::of(&["process.exec"], 20, 30, 12));

@@ -13,7 +13,7 @@ use activity_collector::observe::Observer;
 use activity_collector::sandbox::Sandboxes;
 use activity_collector::scope::ScopeTable;
 use activity_ebpf_abi::records::{
-    ExecBody, ExecFailedBody, ExitBody, FlowBody, ForkBody, HEADER_BYTES, Header, PATH_BYTES_MAX,
+    CgroupBody, ExecBody, ExecFailedBody, ExitBody, FlowBody, ForkBody, HEADER_BYTES, Header, PATH_BYTES_MAX,
 };
 use activity_ebpf_abi::{ABI_VERSION, RecordKind};
 use activity_schema::Event;
@@ -25,7 +25,8 @@ use crate::fixture;
 pub fn run(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let mut recorder = fixture::recorder(fixture::spool(&MemoryDisk::default()));
-    let sandboxes = Sandboxes::new("/".into(), fixture::instance(), Vec::new());
+    let mut sandboxes = Sandboxes::new("/nowhere".into(), fixture::instance(), Vec::new());
+    sandboxes.learn_all();
     let ids = ProcessIds::new("boot", "");
     let mut observer = Observer::new(ids, sandboxes, ScopeTable::default(), BTreeMap::new());
     let mut position = 0;
@@ -83,6 +84,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
         flow(RecordKind::Flow, 2),
         flow(RecordKind::Flow, 3),
         flow(RecordKind::Listen, 4),
+        record(
+            RecordKind::Cgroup,
+            size_of::<CgroupBody>(),
+            &[(offset_of!(CgroupBody, path_length), 2, 7)],
+            b"/a/b/c\xff",
+        ),
         record(RecordKind::Exit, size_of::<ExitBody>(), &[(offset_of!(ExitBody, exit_code), 4, 256)], b""),
     ];
     let framed = |record: &Vec<u8>| {
