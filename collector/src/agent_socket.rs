@@ -27,8 +27,9 @@ use tokio::sync::{Notify, oneshot};
 const BODY_BYTES_MAX: usize = 256 * 1024;
 /// Connections at once. Who comes beyond that is told to come back, and it is accounted for.
 const CONNECTIONS_MAX: usize = 128;
-/// Of these for one uid, so that none can shut the others out.
-const CONNECTIONS_PER_UID_MAX: usize = 64;
+/// So many of them one uid can have alone. Of the others a uid gets few, so that none shuts the others out.
+const CONNECTIONS_SHARED: usize = 64;
+const CONNECTIONS_FEW: usize = 8;
 /// A peer has this long to send its request's head.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -226,14 +227,11 @@ struct Place {
 impl Places {
     fn take(this: &Arc<Self>, uid: u32) -> Option<Place> {
         let mut taken = this.0.lock().ok()?;
-        if taken.values().sum::<usize>() >= CONNECTIONS_MAX {
+        let (all, own) = (taken.values().sum::<usize>(), taken.get(&uid).copied().unwrap_or(0));
+        if all >= CONNECTIONS_MAX || (all >= CONNECTIONS_SHARED && own >= CONNECTIONS_FEW) {
             return None;
         }
-        let own = taken.entry(uid).or_default();
-        if *own >= CONNECTIONS_PER_UID_MAX {
-            return None;
-        }
-        *own += 1;
+        taken.insert(uid, own + 1);
         drop(taken);
         Some(Place { places: this.clone(), uid })
     }

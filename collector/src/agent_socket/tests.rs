@@ -12,8 +12,11 @@ fn no_uid_shuts_the_others_out_and_places_come_back() {
     held.pop();
     held.push(Places::take(&places, 7).unwrap());
     drop(other);
-    held.extend((0..128 - 64).map(|_| Places::take(&places, 9).unwrap()));
-    assert!(Places::take(&places, 10).is_none(), "all together are bounded");
+    for uid in 8..16 {
+        held.extend((0..8).map(|_| Places::take(&places, uid).unwrap()));
+        assert!(Places::take(&places, uid).is_none(), "{uid} has its share");
+    }
+    assert!(Places::take(&places, 16).is_none(), "all together are bounded");
     drop(held);
     assert!(places.0.lock().unwrap().is_empty());
 }
