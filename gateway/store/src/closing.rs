@@ -2,9 +2,8 @@
 //! is found by it, also where the rest of the evidence would be whole without.
 //!
 //! ```text
-//! closed: "activity-store-closed-v1\n" | base64 of the signature | "\n" | JSON of `Statement` | "\n"
+//! closed: `Statement`, as `signed_text` writes it
 //! ```
-//! The signature is the gateway's, over the JSON after the first line, in the manifest domain.
 //!
 //! Two places bear witness to each other: the file names the control journal's last record, which is `closed`; and a
 //! journal that ends with that record demands the file. Order of a close: everything else durable; `closed.tmp`
@@ -14,14 +13,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use activity_schema::keys::{PublicKey, Purpose};
+use activity_schema::keys::PublicKey;
 use activity_schema::{Hash, Timestamp};
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD as BASE64;
 use serde::{Deserialize, Serialize};
 
 use crate::control::{ControlError, ControlRecord, JournalScan};
 use crate::env::Env;
+use crate::signed_text;
 use crate::storage::numbered_name;
 use crate::store::Shared;
 use crate::verify::list_files;
@@ -92,16 +90,13 @@ pub(crate) fn close(shared: &Shared) -> Result<(), CloseError> {
         store_id: shared.meta.store_id.clone(),
         version: VERSION,
     };
-    let mut json = serde_json::to_vec(&statement)?;
-    json.push(b'\n');
-    let signature = BASE64.encode(shared.signer().sign(Purpose::Manifest, &[TITLE, &json].concat()));
-    let bytes = [TITLE, signature.as_bytes(), b"\n", &json].concat();
+    let bytes = signed_text::sign(TITLE, &statement, shared.signer())?;
     let (path, temporary) = (dir.join(NAME), dir.join(TEMPORARY));
     remove(env, &temporary).map_err(at(&temporary))?;
     storage.write_at(&temporary, 0, &bytes).map_err(at(&temporary))?;
     storage.sync(&temporary).map_err(at(&temporary))?;
     storage.sync_dir(dir).map_err(at(dir))?;
-    journal.write(env, framed)?;
+    journal.write(env, shared.signer(), framed)?;
     storage.rename(&temporary, &path).map_err(at(&path))?;
     storage.sync_dir(dir).map_err(at(dir))
 }
@@ -170,14 +165,7 @@ fn read(env: &Env, dir: &Path, name: &str) -> Option<Vec<u8>> {
 
 /// A statement as the gateway signed it.
 fn parse(bytes: &[u8], key: PublicKey, store_id: Option<&str>) -> Option<Statement> {
-    let rest = bytes.strip_prefix(TITLE)?;
-    let (signature, json) = rest.split_at_checked(memchr::memchr(b'\n', rest)?)?;
-    let json = &json[1..];
-    let signature: [u8; 64] = BASE64.decode(signature).ok()?.try_into().ok()?;
-    if !key.verify(Purpose::Manifest, &[TITLE, json].concat(), &signature) {
-        return None;
-    }
-    let statement: Statement = serde_json::from_slice(json).ok()?;
+    let statement: Statement = signed_text::read(TITLE, bytes, key)?;
     let own = store_id.is_none_or(|id| id == statement.store_id);
     (own && statement.version == VERSION).then_some(statement)
 }

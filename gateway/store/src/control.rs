@@ -7,9 +7,13 @@
 //! ```
 //!
 //! `previous` is the SHA-256 of the payload before (zeros for the first). The signature is the gateway's, over
-//! `"activity-control-v1\0" ‖ JSON` in the manifest domain.
+//! `"activity-control-v1\0" ‖ JSON` in the manifest domain. `control/end` says how far the journal is durable (see
+//! `end`).
 
+mod end;
 mod torn;
+
+pub(crate) use end::begin;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -25,6 +29,7 @@ use crate::frame::{Found, Kind, Scan, put_frame};
 use crate::receipts::UnknownReceipt;
 use crate::storage::numbered_name;
 use crate::types::Instances;
+use end::End;
 
 const VERSION: u32 = 1;
 const DOMAIN: &[u8] = b"activity-control-v1\0";
@@ -244,6 +249,25 @@ impl JournalScan {
         self.entries.truncate(kept + 1);
         Some((first.sequence, hash))
     }
+
+    /// The record up to which the journal was durable must be in it.
+    fn hold_against(&mut self, end: Result<End, &str>) {
+        let what = match end {
+            Err(why) => format!("control/end: {why}"),
+            Ok(end) => {
+                let named = (end.sequence, end.hash);
+                if end.sequence == 0
+                    || self.entries.iter().any(|(entry, hash)| (entry.sequence, *hash) == named)
+                {
+                    return;
+                }
+                let file = numbered_name(self.last.map_or(1, |last| last.file), "log");
+                format!("control/{file}: record {}, which was durable, is not in it", end.sequence)
+            }
+        };
+        self.findings.push(what.clone());
+        self.damage.push(what);
+    }
 }
 
 /// Puts a last file that holds no record aside, so that its name can be used again.
@@ -254,8 +278,9 @@ pub(crate) fn set_aside(env: &Env, dir: &Path, scan: &JournalScan) -> io::Result
     env.storage.sync_dir(dir)
 }
 
-/// Reads every journal file, checking chain and signatures.
+/// Reads every journal file, checking chain, signatures and how far it was durable. A gateway may append meanwhile.
 pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<JournalScan> {
+    let end = end::read(env, dir, key)?;
     let mut scan = JournalScan {
         entries: Vec::new(),
         findings: Vec::new(),
@@ -266,10 +291,16 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
     };
     let mut previous = Hash::default();
     let mut expected = 1u64;
-    for file in env.storage.numbered(dir, "log")? {
+    let files = env.storage.numbered(dir, "log")?;
+    for file in &files {
+        let file = *file;
         let name = numbered_name(file, "log");
         let bytes = env.storage.read(&dir.join(&name))?;
         let (mut len, mut torn) = (0, true);
+        // Behind a clean close, not even a crash leaves anything.
+        let is_closed = files.last() == Some(&file)
+            && end.is_ok_and(|end| end.closed)
+            && end == end::read(env, dir, key)?;
         let damage = |scan: &mut JournalScan, what: String| {
             scan.findings.push(what.clone());
             scan.damage.push(what);
@@ -308,7 +339,7 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
                 Found::Damaged { offset, len } => {
                     damage(&mut scan, format!("control/{name}: {len} damaged bytes at {offset}"));
                 }
-                Found::Tail { offset, len } if torn::is_torn(&bytes[offset..]) => {
+                Found::Tail { offset, len } if !is_closed && torn::is_torn(&bytes[offset..]) => {
                     scan.findings.push(format!(
                         "control/{name}: {len} bytes at the end, from {offset}, are no record"
                     ));
@@ -334,6 +365,7 @@ pub(crate) fn scan_journal(env: &Env, dir: &Path, key: PublicKey) -> io::Result<
             scan.damage.retain(|what| !findings.contains(what));
         }
     }
+    scan.hold_against(end);
     Ok(scan)
 }
 
@@ -423,7 +455,7 @@ impl ControlJournal {
             records.insert(0, ControlRecord::Opened);
         }
         let framed = self.frame(env, signer, records)?;
-        self.write(env, framed)
+        self.write(env, signer, framed)
     }
 
     /// Gives records their places at the end of the journal.
@@ -452,8 +484,13 @@ impl ControlJournal {
     }
 
     /// Makes framed records durable; nothing may have been appended since they were framed.
-    pub(crate) fn write(&mut self, env: &Env, framed: Framed) -> Result<(), ControlError> {
+    ///
+    /// When only the end does not become durable, the records are in force all the same: they are on disk.
+    pub(crate) fn write(&mut self, env: &Env, signer: &Signer, framed: Framed) -> Result<(), ControlError> {
         debug_assert_eq!(framed.sequence + 1, self.next_sequence + framed.records.len() as u64);
+        if self.closed {
+            End::new(self.next_sequence - 1, self.last_hash, false).write(env, &self.dir, signer)?;
+        }
         if !self.usable || self.len > FILE_BYTES_MAX {
             (self.file, self.len, self.name_synced) = (self.next_sequence, 0, false);
             // A failed attempt under this name: two attempts in one place would look like damage.
@@ -478,7 +515,7 @@ impl ControlJournal {
         self.last_hash = framed.hash;
         self.next_sequence = framed.sequence + 1;
         framed.records.iter().for_each(|record| self.note(record));
-        Ok(())
+        End::new(framed.sequence, framed.hash, self.closed).write(env, &self.dir, signer)
     }
 
     /// Whether the last record says that the store was closed.

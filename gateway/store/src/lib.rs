@@ -7,6 +7,7 @@
 //! tenants/<tenant>/segments sealed batches (see `segment`, `block`)
 //! tenants/<tenant>/log      Merkle log: origin, leaves, checkpoints (see `log`)
 //! control/<n>.log           control journal (see `control`)
+//! control/end               how far the control journal is durable
 //! closed                    how every file ended, of a store that was closed cleanly (see `closing`)
 //! index/                    sled, and coverage/; only what can be rebuilt (see `index`, `snapshot`)
 //! lock                      held by the process that writes
@@ -47,6 +48,7 @@ mod record;
 mod recover;
 mod sealer;
 mod segment;
+mod signed_text;
 mod snapshot;
 mod storage;
 mod store;

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::closing::{self, Ends};
 use crate::conflicts::RecentIds;
 use crate::control::{
-    ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal, set_aside,
+    self, ControlError, ControlJournal, ControlRecord, Enrolment, cut_tails, scan_journal, set_aside,
 };
 use crate::env::Env;
 use crate::index::Index;
@@ -52,6 +52,10 @@ pub enum OpenError {
     Absent(PathBuf),
     #[error("{path} is not a store's meta.json: {reason}")]
     Meta { path: PathBuf, reason: String },
+    #[error(
+        "{0} is absent, though there is evidence beside it; put it back from a backup, or go on with a new one (`activity-gateway run --accept-control-damage`)"
+    )]
+    MetaLost(PathBuf),
     #[error(
         "the control journal is damaged, and may have lost revocations: {}; put {} back from a backup, or go on without what is lost (`activity-gateway run --accept-control-damage`), and revoke again what must stay revoked",
         .findings.join("; "), .dir.display()
@@ -216,10 +220,10 @@ impl Store {
         lock: Option<Flock<std::fs::File>>,
     ) -> Result<Store, OpenError> {
         let signer = Signer::from_seed(&keyring.gateway_seed()?.0);
-        let meta = open_meta(&env, &config.dir, &signer)?;
         for name in ["commit", "tenants", "control"] {
             make_dir_all(&env, &config.dir.join(name))?;
         }
+        let meta = open_meta(&env, &config, &signer)?;
         let (shared, mut findings) = assemble(config, env, keyring, index, Some(signer), meta, false)?;
         let shared = Arc::new(shared);
         if shared.control.lock().is_closed() {
@@ -513,15 +517,31 @@ pub(crate) fn read_meta(env: &Env, dir: &Path) -> Result<Option<Meta>, OpenError
     }
 }
 
-fn open_meta(env: &Env, dir: &Path, signer: &Signer) -> Result<Meta, OpenError> {
+fn open_meta(env: &Env, config: &StoreConfig, signer: &Signer) -> Result<Meta, OpenError> {
+    let dir = &config.dir;
     if let Some(meta) = read_meta(env, dir)? {
         // It may come from an attempt that failed after its rename.
         env.storage.sync_dir(dir).map_err(|source| OpenError::Io { path: dir.to_owned(), source })?;
         return if meta.gateway_key == signer.public() { Ok(meta) } else { Err(OpenError::ForeignKey) };
     }
-    let meta = Meta::sign(activity_schema::hex::encode(&env.random::<16>()), signer);
     let path = dir.join("meta.json");
+    if holds_evidence(env, dir)? && !config.accept_control_damage {
+        return Err(OpenError::MetaLost(path));
+    }
+    control::begin(env, &dir.join("control"), signer)?;
+    let meta = Meta::sign(activity_schema::hex::encode(&env.random::<16>()), signer);
     let bytes = meta.to_bytes().map_err(|e| OpenError::Meta { path: path.clone(), reason: e.to_string() })?;
     env.storage.replace(&path, &bytes).map_err(|source| OpenError::Io { path, source })?;
     Ok(meta)
+}
+
+/// Whether a folder has more in it than the beginning of a store that a crash interrupted.
+fn holds_evidence(env: &Env, dir: &Path) -> Result<bool, OpenError> {
+    let list = |name: &str| {
+        let path = dir.join(name);
+        env.storage.list(&path).map_err(|source| OpenError::Io { path, source })
+    };
+    Ok(!list("commit")?.is_empty()
+        || !list("tenants")?.is_empty()
+        || list("control")?.iter().any(|name| name.ends_with(".log")))
 }

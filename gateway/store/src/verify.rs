@@ -303,7 +303,7 @@ fn note_ends(ends: &Ends, findings: &mut Findings) {
     match ends {
         Ends::AsStated(at) => findings.report.closed_at = Some(*at),
         Ends::Open => findings.not_established(
-            "not closed cleanly (a gateway runs on it, or it crashed): ends not provable; records removed from the control journal's end leave no trace in the store",
+            "not closed cleanly (a gateway runs on it, or it crashed): the ends of files are not provable, but for that of the control journal",
         ),
         Ends::Changed(_) => {}
     }

@@ -108,6 +108,8 @@ fn run(store: &Store, sent: &mut [Sent], seed: u64) {
     for step in 0..14 {
         for (at, one) in sent.iter_mut().enumerate() {
             one.send(store, 1 + ((seed >> (step % 16)) as usize + at) % 3);
+            // The control journal is killed between any two calls as well.
+            enrol(store, &one.collector);
         }
         if (seed >> step) & 3 == 0 {
             store.shared().queue.request_seal();
@@ -211,7 +213,10 @@ fn calls_that_fail_cost_no_acknowledged_batch_and_the_store_goes_on() {
         assert!(sent.iter().all(|s| enrol(&store, &s.collector)));
         disk.set_fault(Fault::Random(4 + seed % 9, kind));
         for _ in 0..12 {
-            sent.iter_mut().for_each(|one| one.send(&store, 2));
+            sent.iter_mut().for_each(|one| {
+                one.send(&store, 2);
+                enrol(&store, &one.collector);
+            });
         }
         disk.set_fault(Fault::None);
         let crashed = Arc::new(disk.crash());

@@ -9,11 +9,21 @@ use super::kit::{Collector, T0};
 use crate::store::OpenError;
 use crate::{ControlRecord, Query, Revocation, Store, StoreConfig, VerifyOptions, verify_store};
 
+const JOURNAL: &str = "store/control/00000000000000000001.log";
+
 /// A store that was killed: nothing says how its files ended. Returns its folder.
 fn killed(dir: &Path) -> PathBuf {
+    killed_before(dir, |_| {})
+}
+
+/// `last` is called before the last record and the last batch.
+fn killed_before(dir: &Path, last: impl Fn(&Path)) -> PathBuf {
     let store = Store::open(config(dir)).unwrap();
     let mut c = Collector::new("tenant-a", "c1");
     for n in 0..3 {
+        if n == 2 {
+            last(dir);
+        }
         store.record_control(revocation(&format!("reason {n}"))).unwrap();
         let batch = c.processes(4, T0 + n * 1_000_000_000);
         ingest(&store, &c, vec![batch]).unwrap();
@@ -52,10 +62,14 @@ fn named(dir: &Path, what: &str) -> bool {
 
 #[test]
 fn an_append_that_a_crash_cut_short_is_cut_off_and_the_rest_stays() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = killed(dir.path());
-    let journal = dir.join("store/control/00000000000000000001.log");
-    edit(&journal, |bytes| bytes.truncate(bytes.len() - 5));
+    let temp = tempfile::tempdir().unwrap();
+    let end = temp.path().join("end");
+    let dir = killed_before(temp.path(), |dir| {
+        std::fs::copy(dir.join("store/control/end"), &end).unwrap();
+    });
+    // As the crash found it: the end is written when the append is whole.
+    std::fs::copy(&end, dir.join("store/control/end")).unwrap();
+    edit(&dir.join(JOURNAL), |bytes| bytes.truncate(bytes.len() - 5));
     let store = Store::open(config(&dir)).unwrap();
     assert_eq!(revocations(&store), 2);
     assert!(store.findings().iter().any(|f| f.contains("are no record")), "{:?}", store.findings());
@@ -91,27 +105,101 @@ fn a_journal_with_garbage_is_refused_for_writing_named_and_taken_only_by_decisio
     ] {
         let temp = tempfile::tempdir().unwrap();
         let dir = killed(temp.path());
-        edit(&dir.join("store/control/00000000000000000001.log"), |bytes| change(bytes));
-        let Err(error) = Store::open(config(&dir)) else { panic!("{what}: it opens") };
-        assert!(matches!(error, OpenError::ControlDamaged { .. }), "{what}: {error}");
-        let text = error.to_string();
-        assert!(
-            text.contains("00000000000000000001.log") && text.contains("--accept-control-damage"),
-            "{text}"
-        );
+        edit(&dir.join(JOURNAL), |bytes| change(bytes));
         assert!(named(&dir, "damaged"), "{what}: verify names it");
-        assert!(Store::open_read_only(&dir.join("store")).is_ok(), "{what}: it can be read");
-        let accept = || StoreConfig { accept_control_damage: true, ..config(&dir) };
-        let store = Store::open(accept()).unwrap();
-        store.record_control(revocation("again")).unwrap();
-        let left = revocations(&store);
-        drop(store);
-        // The decision is on the record: it need not be made again.
-        let store = Store::open(config(&dir)).unwrap();
-        assert_eq!(revocations(&store), left, "{what}");
-        store.record_control(revocation("and again")).unwrap();
-        assert_eq!(revocations(&store), left + 1, "{what}");
+        refused_and_taken_by_decision(&dir, what);
     }
+}
+
+fn refused_and_taken_by_decision(dir: &Path, what: &str) {
+    let Err(error) = Store::open(config(dir)) else { panic!("{what}: it opens") };
+    assert!(matches!(error, OpenError::ControlDamaged { .. }), "{what}: {error}");
+    let text = error.to_string();
+    assert!(text.contains("control/") && text.contains("--accept-control-damage"), "{text}");
+    assert!(Store::open_read_only(&dir.join("store")).is_ok(), "{what}: it can be read");
+    let accept = || StoreConfig { accept_control_damage: true, ..config(dir) };
+    let store = Store::open(accept()).unwrap();
+    store.record_control(revocation("again")).unwrap();
+    let left = revocations(&store);
+    drop(store);
+    // The decision is on the record: it need not be made again.
+    let store = Store::open(config(dir)).unwrap();
+    assert_eq!(revocations(&store), left, "{what}");
+    store.record_control(revocation("and again")).unwrap();
+    assert_eq!(revocations(&store), left + 1, "{what}");
+}
+
+/// Where the records of a journal begin.
+fn records(bytes: &[u8]) -> Vec<usize> {
+    let found = crate::frame::Scan::new(bytes, 0);
+    found
+        .filter_map(|f| if let crate::frame::Found::Frame { offset, .. } = f { Some(offset) } else { None })
+        .collect()
+}
+
+#[test]
+fn records_that_were_durable_do_not_pass_for_an_append_that_a_crash_cut_short() {
+    for (what, change) in [
+        (
+            "its last records are zeros",
+            (|b| {
+                let at = records(b)[1];
+                b[at..].fill(0)
+            }) as fn(&mut Vec<u8>),
+        ),
+        ("its last record is zeros", |b| {
+            let at = records(b)[2];
+            b[at..].fill(0)
+        }),
+        ("all of it is zeros", |b| b.fill(0)),
+        ("a cut last record", |b| b.truncate(b.len() - 5)),
+        ("its last record is gone", |b| b.truncate(records(b)[2])),
+        ("empty", |b| b.clear()),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = killed(temp.path());
+        edit(&dir.join(JOURNAL), change);
+        assert!(named(&dir, "was durable, is not in it"), "{what}: verify names it");
+        refused_and_taken_by_decision(&dir, what);
+    }
+}
+
+#[test]
+fn behind_a_clean_close_not_even_zeros_are_taken_for_a_crash() {
+    for tail in [&[0; 16][..], &[0], &[0; 4096], &[9, 0, 0, 0, 1, 2, 3]] {
+        let dir = tempfile::tempdir().unwrap();
+        drop(Store::open(config(dir.path())).unwrap());
+        edit(&dir.path().join(JOURNAL), |bytes| bytes.extend_from_slice(tail));
+        assert!(named(dir.path(), "damaged bytes at the end"), "{tail:?}");
+        assert!(!verify_store(&dir.path().join("store"), &VerifyOptions::default(), &mut |_| {}).ok);
+        refused_and_taken_by_decision(dir.path(), "something behind the close");
+    }
+}
+
+#[test]
+fn a_control_folder_that_was_deleted_is_refused_and_so_is_a_lost_end() {
+    for gone in ["store/control", JOURNAL, "store/control/end"] {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = killed(temp.path());
+        remove(&dir.join(gone));
+        assert!(named(&dir, ""), "{gone}: verify names it");
+        refused_and_taken_by_decision(&dir, gone);
+    }
+}
+
+#[test]
+fn a_store_does_not_begin_anew_beside_evidence() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = killed(temp.path());
+    remove(&dir.join("store/control"));
+    remove(&dir.join("store/meta.json"));
+    assert!(matches!(Store::open(config(&dir)), Err(OpenError::MetaLost(_))));
+    drop(Store::open(StoreConfig { accept_control_damage: true, ..config(&dir) }).unwrap());
+    assert!(Store::open(config(&dir)).is_ok());
+}
+
+fn remove(path: &Path) {
+    if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) }.unwrap();
 }
 
 #[test]
@@ -120,7 +208,7 @@ fn a_record_lost_after_a_clean_close_is_refused() {
     let store = Store::open(config(dir.path())).unwrap();
     store.record_control(revocation("stolen")).unwrap();
     drop(store);
-    edit(&dir.path().join("store/control/00000000000000000001.log"), |bytes| bytes.truncate(bytes.len() - 5));
+    edit(&dir.path().join(JOURNAL), |bytes| bytes.truncate(bytes.len() - 5));
     assert!(matches!(Store::open(config(dir.path())), Err(OpenError::ControlDamaged { .. })));
 }
 

@@ -54,7 +54,7 @@ fn only_what_was_stored(whole: &Whole, store: &Store) -> BTreeSet<Vec<u8>> {
 fn format_of(file: &Path) -> Format {
     match file.components().next().and_then(|first| first.as_os_str().to_str()) {
         Some("commit") => Format::StoreFrames { copy: 64 },
-        Some("control") => Format::StoreFrames { copy: 0 },
+        Some("control") if file.extension().is_some() => Format::StoreFrames { copy: 0 },
         _ if file.extension().is_some_and(|extension| extension == "seg") => Format::StoreFrames { copy: 48 },
         _ => Format::Plain,
     }
