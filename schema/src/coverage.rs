@@ -79,6 +79,16 @@ pub struct InstanceCoverage {
     pub last_heartbeat: Option<Timestamp>,
 }
 
+/// An instance whose events were imported: derived from what others recorded. Nobody of ours watched it, so that there
+/// is no coverage of it, and it takes nothing from that of others.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImportedInstance {
+    pub instance_id: String,
+    /// Times of its events, roughly: those of its batches.
+    pub first: Timestamp,
+    pub last: Timestamp,
+}
+
 /// Goes before and after every answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoverageReport {
@@ -92,4 +102,7 @@ pub struct CoverageReport {
     pub elided_lines: u64,
     pub forks: u64,
     pub instances: Vec<InstanceCoverage>,
+    /// Those with imported events within the interval.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub imported: Vec<ImportedInstance>,
 }

@@ -46,6 +46,9 @@ pub(crate) struct Collector {
     canaries: BTreeMap<i64, bool>,
     /// Bounds were reached: nothing is vouched for before this.
     pub(crate) forgotten_before: Option<i64>,
+    /// From here on the gateway takes nothing from it. Told anew to every index: the control journal decides.
+    #[serde(skip)]
+    pub(crate) revoked: Option<i64>,
 }
 
 impl Collector {
@@ -404,6 +407,7 @@ impl Collector {
             covered_to: life.covered.last().map(|(_, to)| Timestamp::from_nanos(*to)),
             interval_ns: intervals.max().unwrap_or(crate::INTERVAL_NS_DEFAULT),
             stopped_since: stop.filter(|stop| !resumed(*stop)).map(Timestamp::from_nanos),
+            revoked_since: self.revoked.map(Timestamp::from_nanos),
             instances: self.declarations.instances().map(str::to_owned).collect(),
             streams: self.stream_states(name),
         }

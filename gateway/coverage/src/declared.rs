@@ -1,7 +1,8 @@
 //! What a collector declared to watch, by instance and time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use activity_schema::Hash;
 use activity_schema::coverage::EventClass;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -12,6 +13,8 @@ const CONFIGS_MAX: usize = 2048;
 const UNSUPPORTED_MAX: usize = 1024;
 /// Bodies compared when a config is told: collectors repeat the one that they have.
 const COMPARED_MAX: usize = 64;
+/// Forgotten instances kept a collector, by digest; beyond it, it may have declared any that it does not know.
+const FORGOTTEN_MAX: usize = 65_536;
 /// Bodies from which on unused ones are swept.
 const SWEEP_MIN: usize = 512;
 
@@ -23,6 +26,8 @@ pub(crate) enum DeclaredState {
     Unsupported,
     /// A state that this version does not know.
     Unclear,
+    /// It was declared, and the index has forgotten how.
+    Forgotten,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +36,18 @@ pub(crate) struct Declared {
     pub(crate) state: DeclaredState,
     pub(crate) source: Option<String>,
     pub(crate) reason: Option<String>,
+    /// Kernel probes may be what watches it: its config does not say that there are none.
+    pub(crate) probed: bool,
 }
+
+/// In place of what is forgotten.
+static FORGOTTEN: Declared = Declared {
+    class: EventClass::System,
+    state: DeclaredState::Forgotten,
+    source: None,
+    reason: None,
+    probed: true,
+};
 
 /// The body of a `telemetry.config`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,6 +81,46 @@ pub(crate) struct Declarations {
     sweep_at: usize,
     #[serde(with = "crate::pairs")]
     unsupported: BTreeMap<Key, Unsupported>,
+    forgotten: Forgotten,
+}
+
+/// Instances that were declared and are forgotten, with the time of their last config.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Forgotten {
+    /// By digest of the name.
+    #[serde(with = "crate::pairs")]
+    last: BTreeMap<u64, i64>,
+    /// The newest of those that were too many.
+    more: Option<i64>,
+}
+
+impl Forgotten {
+    fn put(&mut self, instance: &str, last: i64) {
+        let entry = self.last.entry(digest(instance)).or_insert(last);
+        *entry = (*entry).max(last);
+        if self.last.len() > FORGOTTEN_MAX {
+            let dropped = self.last.pop_first().map(|(_, last)| last);
+            self.more = self.more.max(dropped);
+        }
+    }
+
+    /// The last config of an instance that is, or may be, forgotten.
+    fn get(&self, instance: &str) -> Option<i64> {
+        if *self == Forgotten::default() {
+            return None;
+        }
+        self.more.max(self.last.get(&digest(instance)).copied())
+    }
+
+    fn is_certain(&self, instance: &str) -> bool {
+        self.last.contains_key(&digest(instance))
+    }
+}
+
+/// Enough to tell names apart; where it does not, answers say less.
+fn digest(instance: &str) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = Hash::of(&[instance.as_bytes()]).0;
+    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,6 +134,7 @@ struct Configs {
 impl PartialEq for Declarations {
     fn eq(&self, other: &Self) -> bool {
         self.unsupported == other.unsupported
+            && self.forgotten == other.forgotten
             && self.by_instance.keys().eq(other.by_instance.keys())
             && self.by_instance.iter().zip(&other.by_instance).all(|((name, a), (_, b))| {
                 a.forgotten_before == b.forgotten_before
@@ -112,7 +169,8 @@ impl Declarations {
         class: EventClass,
         reason: Option<String>,
     ) -> Option<i64> {
-        let declared = Declared { class, state: DeclaredState::Unsupported, source: None, reason };
+        let declared =
+            Declared { class, state: DeclaredState::Unsupported, source: None, reason, probed: false };
         self.unsupported.insert(key, Unsupported { instance, declared });
         if self.unsupported.len() > UNSUPPORTED_MAX {
             self.unsupported.pop_first().map(|((at, _), _)| at.saturating_add(1))
@@ -125,8 +183,26 @@ impl Declarations {
         self.by_instance.contains_key(instance)
     }
 
-    pub(crate) fn forget(&mut self, instance: &str) {
-        self.by_instance.remove(instance);
+    /// Whether the collector declared the instance, or may have and the index has forgotten it.
+    pub(crate) fn may_know(&self, instance: &str) -> bool {
+        self.knows(instance) || self.forgotten.get(instance).is_some()
+    }
+
+    /// Forgets what was declared of instances, but not that it was.
+    pub(crate) fn forget(&mut self, instances: &BTreeSet<String>) {
+        let gone = self.by_instance.extract_if(.., |name, _| instances.contains(name));
+        for (name, configs) in gone {
+            if let Some(((last, _), _)) = configs.at.last_key_value() {
+                self.forgotten.put(&name, *last);
+            }
+        }
+    }
+
+    /// From here on all configs of the instance are known; `None` when none were ever forgotten.
+    pub(crate) fn known_from(&self, instance: &str) -> Option<i64> {
+        let configs = self.by_instance.get(instance);
+        self.forgotten.get(instance).or(configs.and_then(|configs| configs.forgotten_before))?;
+        Some(configs.and_then(|c| c.at.first_key_value()).map_or(i64::MAX, |((at, _), _)| *at))
     }
 
     pub(crate) fn instances(&self) -> impl Iterator<Item = &str> {
@@ -140,8 +216,10 @@ impl Declarations {
         entries.filter_map(|((at, _), body)| Some((*at, self.bodies.get(usize::try_from(*body).ok()?)?)))
     }
 
+    /// Before this, configs that are forgotten may have ended a stop.
     pub(crate) fn forgotten_before(&self, instance: &str) -> Option<i64> {
-        self.by_instance.get(instance)?.forgotten_before
+        let configs = self.by_instance.get(instance).and_then(|configs| configs.forgotten_before);
+        configs.max(self.forgotten.get(instance).map(|last| last.saturating_add(1)))
     }
 
     /// The interval of the config in force at `at`, else of the first.
@@ -161,12 +239,23 @@ impl Declarations {
                 out.push((*at, 0, *id, body.and_then(|body| body.class(class))));
             }
         }
-        let Some(first) = out.first().map(|(at, ..)| *at) else { return Vec::new() };
+        let first = out.first().map_or(i64::MAX, |(at, ..)| *at);
         for ((at, id), entry) in self.unsupported.range((first, Uuid::nil())..) {
-            let mine = entry.instance.as_deref().is_none_or(|i| i == instance || !self.knows(i));
-            if mine && entry.declared.class == class {
-                out.push((*at, 1, *id, Some(&entry.declared)));
+            if entry.declared.class != class {
+                continue;
             }
+            match entry.instance.as_deref() {
+                Some(other) if other != instance && self.knows(other) => {}
+                Some(other) if other != instance && self.forgotten.is_certain(other) => {}
+                // It may have been of an instance that is forgotten, or of every one.
+                Some(other) if other != instance && self.forgotten.more.is_some() => {
+                    out.push((*at, 1, *id, Some(&FORGOTTEN)));
+                }
+                _ => out.push((*at, 1, *id, Some(&entry.declared))),
+            }
+        }
+        if self.known_from(instance).is_some() {
+            out.push((i64::MIN, 0, Uuid::nil(), Some(&FORGOTTEN)));
         }
         out.sort_by_key(|(at, order, id, _)| (*at, *order, *id));
         out.into_iter().map(|(at, _, _, declared)| (at, declared)).collect()

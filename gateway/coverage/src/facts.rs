@@ -76,15 +76,18 @@ pub struct CollectorState {
     pub interval_ns: i64,
     /// Stopped on request and not heard of as running since.
     pub stopped_since: Option<Timestamp>,
+    /// Revoked, by the gateway's clock, and not enrolled again.
+    pub revoked_since: Option<Timestamp>,
     /// Instances that it declared.
     pub instances: Vec<String>,
     pub streams: Vec<StreamState>,
 }
 
 impl CollectorState {
-    /// No heartbeat for more than two intervals, without a stop.
+    /// No heartbeat for more than two intervals, without a stop or a revocation.
     pub fn is_silent(&self, now: Timestamp) -> bool {
         self.stopped_since.is_none()
+            && self.revoked_since.is_none()
             && self
                 .last_heartbeat
                 .is_none_or(|t| now.nanos_since(t) > self.interval_ns.saturating_mul(crate::MISSED_MAX))

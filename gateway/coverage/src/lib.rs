@@ -5,17 +5,18 @@
 //!
 //! A moment of a class is the worst that a collector which claims it vouches for. A collector claims a class of an
 //! instance from its config on, also when it falls silent; not where it says *unsupported*, and not after it said
-//! `telemetry.stopped`, until it starts again or declares the instance again. So a second collector adds evidence and
-//! hides nothing that the first lost, and one that was stopped leaves the word to its successor. Where nobody claims the
-//! class, the best of the others is told. What one collector vouches for is the worst of:
+//! `telemetry.stopped`, until it starts again or declares the instance again, nor from its revocation on, unless it is
+//! enrolled again. So a second collector adds evidence and hides nothing that the first lost, and one that was stopped
+//! or revoked leaves the word to its successor, from then on and not before. Where nobody claims the class, the best of
+//! the others is told. What one collector vouches for is the worst of:
 //!
 //! - **declared**: the class in the `telemetry.config` in force for the instance: supported, degraded (lossy),
 //!   unsupported; not declared at all is unobserved;
 //! - **alive**: covered up to the newest heartbeat of the run whose named sequences are all stored; from there
 //!   pending for [`MISSED_MAX`] intervals, then silent; stopped until a start, a restart or a config of the
-//!   instance; down between runs. A run is an epoch, parted by starts and by restarts on a spool that was not intact;
+//!   instance; revoked by the gateway's clock; down between runs. A run is an epoch, parted by starts and by restarts on a spool that was not intact;
 //! - **missing**: loss records, shed headers, holes, withheld and aged-out lines, forks, stepped or wrong clocks, a
-//!   canary that was not seen. Unknown parts (instance, class, beginning) taint everything that they could be.
+//!   canary that was not seen, for classes that probes watch. Unknown parts (instance, class, beginning) taint everything that they could be.
 //!
 //! Architecture invariant: what is merged or forgotten to stay bounded makes answers say less, never more.
 
@@ -35,7 +36,7 @@ mod verdict;
 
 pub use facts::{BatchFacts, BatchKind, CollectorState, CoverageRequest, StreamState, WithheldLine};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use activity_schema::coverage::CoverageReport;
 use activity_schema::event::Layer;
@@ -45,15 +46,15 @@ use uuid::Uuid;
 
 use crate::collector::Collector;
 
-/// Under this name the gateway stores what was imported. Nobody of ours watched these instances: they are told when they are
-/// asked for, and do not make the answer over all instances incomplete.
+/// Under this name the gateway stores what was imported. Nobody of ours watched these instances: they are listed as what they
+/// are, and do not make the answer over all instances incomplete.
 pub const IMPORT_COLLECTOR: &str = "gateway-import";
 /// So many heartbeat intervals without proof are `pending`; longer is silence (contract, "2 missed = silent").
 pub const MISSED_MAX: i64 = 2;
 /// Heartbeat interval of a config that names none (contract, "telemetry.heartbeat").
 pub const INTERVAL_NS_DEFAULT: i64 = 10_000_000_000;
 /// Most instances known by name; beyond it those that were heard of least recently are forgotten, and no answer
-/// about "every instance" is complete any more.
+/// about "every instance" is complete any more. Who declared one that is forgotten goes on claiming all its classes.
 const INSTANCES_MAX: usize = 65_536;
 
 /// Coverage of one tenant, kept up to date batch by batch. Every kind of fact is bounded; what no longer fits is
@@ -62,6 +63,8 @@ const INSTANCES_MAX: usize = 65_536;
 pub struct CoverageIndex {
     collectors: BTreeMap<String, Collector>,
     instances: BTreeMap<String, Heard>,
+    /// Instances of imported events; those above the bound are not listed.
+    imported: BTreeMap<String, Heard>,
     forgotten_instances: u64,
 }
 
@@ -76,7 +79,21 @@ pub(crate) struct Heard {
     ended: Option<i64>,
 }
 
+/// Whether it is an instance's name.
+fn is_named(instance: &str) -> bool {
+    instance != read::UNKNOWN && !instance.is_empty()
+}
+
 impl Heard {
+    fn note(all: &mut BTreeMap<String, Heard>, instance: &str, (first, last): (i64, i64)) {
+        match all.get_mut(instance) {
+            Some(heard) => (heard.first, heard.last) = (heard.first.min(first), heard.last.max(last)),
+            None => {
+                all.insert(instance.to_owned(), Heard { first, last, declared: None, ended: None });
+            }
+        }
+    }
+
     /// When it ended, unless it was declared again.
     fn end(&self) -> Option<i64> {
         self.ended.filter(|at| self.declared <= Some(*at))
@@ -86,10 +103,17 @@ impl Heard {
 impl CoverageIndex {
     /// Takes note of a stored, shed or forked batch.
     pub fn apply_batch(&mut self, facts: &BatchFacts) {
-        let vouches = facts.stream.collector.as_str() != IMPORT_COLLECTOR;
-        for instance in facts.instances.iter().filter(|_| vouches) {
-            self.hear(instance, facts.occurred_min.as_nanos());
-            self.hear(instance, facts.occurred_max.as_nanos());
+        let (min, max) = (facts.occurred_min.as_nanos(), facts.occurred_max.as_nanos());
+        let imported = facts.stream.collector.as_str() == IMPORT_COLLECTOR;
+        for instance in facts.instances.iter().filter(|name| is_named(name)) {
+            if imported {
+                let known = self.imported.contains_key(instance);
+                if known || self.imported.len() < INSTANCES_MAX {
+                    Heard::note(&mut self.imported, instance, (min, max));
+                }
+            } else {
+                self.hear(instance, (min, max));
+            }
         }
         self.collector(facts.stream.collector.as_str()).apply_batch(facts);
     }
@@ -107,7 +131,7 @@ impl CoverageIndex {
         };
         let speaker = read::speaker(event);
         if kind == "config" && speaker.vouches {
-            self.hear(instance, at);
+            self.hear(instance, (at, at));
             if let Some(heard) = self.instances.get_mut(instance) {
                 heard.declared = heard.declared.max(Some(at));
             }
@@ -119,6 +143,14 @@ impl CoverageIndex {
     /// can say which.
     pub fn apply_unknown_receipt(&mut self, collector: &str, heartbeat: Uuid, at: Timestamp) {
         self.collector(collector).note_unknown_receipt(heartbeat, at.as_nanos());
+    }
+
+    /// From when on the gateway takes nothing from a collector; `None` once it is enrolled again: then it is as if it had
+    /// never been revoked, since it may speak of any time. Not kept with the index: to be told anew to each.
+    pub fn revoke(&mut self, collector: &str, at: Option<Timestamp>) {
+        if let Some(collector) = self.collectors.get_mut(collector) {
+            collector.revoked = at.map(Timestamp::as_nanos);
+        }
     }
 
     /// Coverage of `[from, min(to, now))`, reasons worst first.
@@ -133,6 +165,7 @@ impl CoverageIndex {
         report::report(&report::Asked {
             collectors: &self.collectors,
             heard: &self.instances,
+            imported: &self.imported,
             instances,
             forgotten_instances: self.forgotten_instances,
             request,
@@ -165,22 +198,12 @@ impl CoverageIndex {
         self.collectors.entry(name.to_owned()).or_default()
     }
 
-    fn hear(&mut self, instance: &str, at: i64) {
-        if instance == read::UNKNOWN || instance.is_empty() {
-            return;
+    fn hear(&mut self, instance: &str, range: (i64, i64)) {
+        if is_named(instance) {
+            Heard::note(&mut self.instances, instance, range);
         }
-        match self.instances.get_mut(instance) {
-            Some(heard) => {
-                heard.first = heard.first.min(at);
-                heard.last = heard.last.max(at);
-            }
-            None => {
-                self.instances
-                    .insert(instance.to_owned(), Heard { first: at, last: at, declared: None, ended: None });
-                if self.instances.len() > INSTANCES_MAX {
-                    self.forget_instances();
-                }
-            }
+        if self.instances.len() > INSTANCES_MAX {
+            self.forget_instances();
         }
     }
 
@@ -195,12 +218,10 @@ impl CoverageIndex {
         let mut by_age: Vec<(i64, String)> =
             self.instances.iter().map(|(name, heard)| (heard.last, name.clone())).collect();
         by_age.sort_unstable();
-        for (_, name) in by_age.into_iter().take(INSTANCES_MAX / 8) {
-            self.instances.remove(&name);
-            for collector in self.collectors.values_mut() {
-                collector.declarations.forget(&name);
-            }
-            self.forgotten_instances += 1;
-        }
+        let gone: BTreeSet<String> =
+            by_age.into_iter().take(INSTANCES_MAX / 8).map(|(_, name)| name).collect();
+        self.instances.retain(|name, _| !gone.contains(name));
+        self.collectors.values_mut().for_each(|collector| collector.declarations.forget(&gone));
+        self.forgotten_instances += gone.len() as u64;
     }
 }

@@ -98,10 +98,12 @@ pub(crate) fn declaration(payload: &Payload<'_>) -> Declaration {
             _ => DeclaredState::Unclear,
         };
         let owned = |key| item.text(key).filter(|text| !text.is_empty()).map(str::to_owned);
-        let declared = Declared { class, state, source: owned("source"), reason: owned("reason") };
+        let probed = !matches!(item.get("probes"), Some(Value::List(probes)) if probes.is_empty());
+        let declared = Declared { class, state, source: owned("source"), reason: owned("reason"), probed };
         // Several sources of one class: the better one counts.
         match classes.iter_mut().find(|known| known.class == class) {
-            Some(known) if known.state <= state => {}
+            Some(known) if known.state == state => known.probed |= probed,
+            Some(known) if known.state < state => {}
             Some(known) => *known = declared,
             None => classes.push(declared),
         }

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use activity_schema::Timestamp;
 use activity_schema::coverage::{
-    ClassCoverage, CoverageReport, CoverageSpan, CoverageState, EventClass, InstanceCoverage,
+    ClassCoverage, CoverageReport, CoverageSpan, CoverageState, EventClass, ImportedInstance,
+    InstanceCoverage,
 };
 
 use crate::Heard;
@@ -26,6 +27,7 @@ const CAUSES_SHOWN_MAX: usize = 3;
 pub(crate) struct Asked<'i> {
     pub(crate) collectors: &'i BTreeMap<String, Collector>,
     pub(crate) heard: &'i BTreeMap<String, Heard>,
+    pub(crate) imported: &'i BTreeMap<String, Heard>,
     pub(crate) instances: Vec<String>,
     /// Instances that the index no longer knows by name.
     pub(crate) forgotten_instances: u64,
@@ -46,6 +48,7 @@ pub(crate) fn report(asked: &Asked<'_>) -> CoverageReport {
         elided_lines: 0,
         forks: 0,
         instances: Vec::new(),
+        imported: Vec::new(),
     };
     if from >= to {
         let why = if from >= request.to { "" } else { ": it lies in the future" };
@@ -55,6 +58,10 @@ pub(crate) fn report(asked: &Asked<'_>) -> CoverageReport {
     let window = Window { from: from.as_nanos(), to: to.as_nanos(), now: request.now.as_nanos() };
     let mut reasons = Reasons::default();
     for instance in &asked.instances {
+        let forgot = |c: &Collector| c.declarations.known_from(instance).is_some();
+        if request.from.is_none() && asked.collectors.values().any(forgot) {
+            reasons.note(format!("{instance}: its beginning is older than the index keeps"));
+        }
         let own = own_window(asked, instance, window);
         report.instances.push(instance_coverage(asked, instance, own, &mut reasons));
     }
@@ -64,10 +71,24 @@ pub(crate) fn report(asked: &Asked<'_>) -> CoverageReport {
     if request.instance.is_none() && asked.forgotten_instances > 0 {
         reasons.note(format!("{} instances are older than the index keeps", asked.forgotten_instances));
     }
+    report.imported = imported(asked, window);
     (report.elided_lines, report.forks) = hidden(asked, window);
     report.complete = reasons.is_empty();
     report.reasons = reasons.into_sentences();
     report
+}
+
+fn imported(asked: &Asked<'_>, window: Window) -> Vec<ImportedInstance> {
+    let wanted = asked.request.instance.as_deref();
+    let mine = asked.imported.iter().filter(|(name, heard)| {
+        wanted.is_none_or(|i| i == *name) && heard.first < window.to && heard.last >= window.from
+    });
+    let told = mine.map(|(name, heard)| ImportedInstance {
+        instance_id: name.clone(),
+        first: Timestamp::from_nanos(heard.first),
+        last: Timestamp::from_nanos(heard.last),
+    });
+    told.collect()
 }
 
 /// When an instance was first declared, else when it was first heard of.
@@ -93,10 +114,10 @@ fn own_window(asked: &Asked<'_>, instance: &str, window: Window) -> Window {
 /// Lines kept as hashes and forks, of the collectors that speak for the instances asked for; of an instance that nobody
 /// declared, of all that may be its.
 fn hidden(asked: &Asked<'_>, window: Window) -> (u64, u64) {
-    let knows = |i: &String| asked.collectors.values().any(|c| c.declarations.knows(i));
+    let knows = |i: &String| asked.collectors.values().any(|c| c.declarations.may_know(i));
     let declared = asked.request.instance.as_ref().is_some_and(knows);
     let speaks = |collector: &&Collector| match &asked.request.instance {
-        Some(instance) if declared => collector.declarations.knows(instance),
+        Some(instance) if declared => collector.declarations.may_know(instance),
         _ => true,
     };
     let mine = |collector: &Collector, mark: &Mark| {
@@ -123,7 +144,7 @@ fn instance_coverage(
     window: Window,
     reasons: &mut Reasons,
 ) -> InstanceCoverage {
-    let speaking = || asked.collectors.iter().filter(|(_, c)| c.declarations.knows(instance));
+    let speaking = || asked.collectors.iter().filter(|(_, c)| c.declarations.may_know(instance));
     let witnesses: Vec<Witness<'_>> =
         speaking().map(|(name, c)| Witness::new(name, c, instance, window)).collect();
     let by_name = !asked.request.classes.is_empty();
@@ -147,10 +168,13 @@ fn instance_coverage(
     }
 }
 
-/// Classes of every config in force within the window; all classes when there is none.
+/// Classes of every config in force within the window; all classes when there is none, or one is forgotten.
 fn declared_classes(witnesses: &[Witness<'_>], instance: &str, window: Window) -> ClassSet {
     let mut out = ClassSet::default();
     for witness in witnesses {
+        if witness.collector.declarations.known_from(instance).is_some_and(|at| window.from < at) {
+            return ClassSet::all();
+        }
         let configs: Vec<_> = witness.collector.declarations.configs(instance).collect();
         let in_force = configs.partition_point(|(at, _)| *at <= window.from).saturating_sub(1);
         for (_, body) in configs[in_force..].iter().take_while(|(at, _)| *at < window.to) {
@@ -247,6 +271,7 @@ fn reason(stretch: &Stretch<'_>, witnesses: &[Witness<'_>]) -> Option<String> {
         Alive::Silent(since) => parts.push(silence(since, witnesses[by].collector)),
         Alive::Down => parts.push("collector down".to_owned()),
         Alive::Stopped(since) => parts.push(format!("collector stopped at {}", Timestamp::from_nanos(since))),
+        Alive::Revoked(since) => parts.push(format!("collector revoked at {}", Timestamp::from_nanos(since))),
         Alive::Forgotten => parts.push("older than the index keeps".to_owned()),
     }
     if causes != 0 {
@@ -255,6 +280,7 @@ fn reason(stretch: &Stretch<'_>, witnesses: &[Witness<'_>]) -> Option<String> {
     match declared.state {
         DeclaredState::Degraded => parts.push(format!("degraded: {given}")),
         DeclaredState::Unclear => parts.push("declared in a way that is not understood here".to_owned()),
+        DeclaredState::Forgotten => parts.push("what it declared is older than the index keeps".to_owned()),
         _ => {}
     }
     let mut text = format!("{} ({name})", parts.join("; "));

@@ -26,6 +26,8 @@ pub(crate) enum Alive {
     Silent(i64),
     Down,
     Stopped(i64),
+    /// The gateway takes nothing from it any more.
+    Revoked(i64),
     /// Older than the index keeps.
     Forgotten,
 }
@@ -79,7 +81,8 @@ fn alive(collector: &Collector, instance: &str, window: Window) -> Vec<(i64, Ali
     let forgotten =
         collector.forgotten_before.max(collector.declarations.forgotten_before(instance)).unwrap_or(i64::MIN);
     let stops = collector.stopped(instance);
-    let mut cuts = vec![window.from, forgotten, life.tail.unwrap_or(i64::MIN)];
+    let revoked = collector.revoked.unwrap_or(i64::MAX);
+    let mut cuts = vec![window.from, forgotten, revoked, life.tail.unwrap_or(i64::MIN)];
     cuts.extend(life.covered.iter().chain(&stops).flat_map(|(from, to)| [*from, *to]));
     cuts.retain(|cut| (window.from..window.to).contains(cut));
     cuts.sort_unstable();
@@ -100,6 +103,8 @@ fn alive(collector: &Collector, instance: &str, window: Window) -> Vec<(i64, Ali
     let state = |at: i64| {
         if at < forgotten {
             Alive::Forgotten
+        } else if at >= revoked {
+            Alive::Revoked(revoked)
         } else if let Some((since, _)) = within(&stops, at) {
             Alive::Stopped(since)
         } else if within(&life.covered, at).is_some() {
@@ -157,19 +162,43 @@ struct Opinion<'i> {
 
 impl Opinion<'_> {
     /// Whether the collector speaks for the class: not where it said that it cannot see it, nor once it said that it
-    /// stopped. One that only fell silent goes on claiming.
+    /// stopped, or was revoked. One that only fell silent goes on claiming.
     fn claims(&self) -> bool {
-        self.declared.state != DeclaredState::Unsupported && !matches!(self.alive, Alive::Stopped(_))
+        self.declared.state != DeclaredState::Unsupported
+            && !matches!(self.alive, Alive::Stopped(_) | Alive::Revoked(_))
     }
+}
+
+/// The parts of a canary's mark in which probes may have been what watched. From a config on that says otherwise, a
+/// missing canary says nothing any more.
+fn probed<'d>(
+    mark: &'d Mark,
+    declared: &'d [(i64, Option<&Declared>)],
+) -> impl Iterator<Item = (i64, i64)> + use<'d> {
+    let ends = declared.iter().skip(1).map(|(at, _)| *at).chain([i64::MAX]);
+    let pieces = declared.iter().zip(ends).filter(|((_, declared), _)| declared.is_some_and(|d| d.probed));
+    let parts = pieces.map(|((from, _), to)| ((*from).max(mark.from), to.min(mark.to)));
+    parts.filter(|(from, to)| from < to)
 }
 
 impl<'i> Walk<'i> {
     fn new(witness: &Witness<'i>, instance: &str, class: EventClass) -> Self {
         let mine: Vec<&Mark> = witness.marks.iter().filter(|mark| mark.classes.has(class)).collect();
         let named = Named::of(&mine);
-        let marks = mine.iter().map(|m| (m.from, m.to, m.cause, named.count(m), m.exact)).collect();
+        let declared = witness.collector.declarations.timeline(instance, class);
+        let mut marks = Vec::with_capacity(mine.len());
+        for mark in mine {
+            let count = named.count(mark);
+            let put = |(from, to)| marks.push((from, to, mark.cause, count, mark.exact));
+            if mark.cause == Cause::CanaryMissing {
+                probed(mark, &declared).for_each(put);
+            } else {
+                std::iter::once((mark.from, mark.to)).for_each(put);
+            }
+        }
+        marks.sort_by_key(|(from, to, ..)| (*from, *to));
         Walk {
-            declared: Cursor::new(witness.collector.declarations.timeline(instance, class)),
+            declared: Cursor::new(declared),
             alive: Cursor::new(witness.alive.clone()),
             marks,
             next_mark: 0,
@@ -220,7 +249,7 @@ impl<'i> Walk<'i> {
         let mut state = match declared.state {
             DeclaredState::Supported => CoverageState::Covered,
             DeclaredState::Degraded => CoverageState::Lossy,
-            DeclaredState::Unclear => CoverageState::Unobserved,
+            DeclaredState::Unclear | DeclaredState::Forgotten => CoverageState::Unobserved,
             DeclaredState::Unsupported => {
                 return Ok(Opinion { state: CoverageState::Unsupported, declared, alive, causes });
             }

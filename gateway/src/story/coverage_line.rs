@@ -73,6 +73,14 @@ pub fn coverage_lines(report: &CoverageReport) -> Vec<String> {
             }
         }
     }
+    for imported in &report.imported {
+        lines.push(String::new());
+        lines.push(format!(
+            "instance {} · imported: derived from what others recorded, {} UTC; nobody of ours watched it",
+            imported.instance_id,
+            units::interval(imported.first, imported.last)
+        ));
+    }
     if report.instances.is_empty() {
         lines.push("no instance is known for this question".to_owned());
     }

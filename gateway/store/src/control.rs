@@ -15,6 +15,7 @@ mod torn;
 
 pub(crate) use end::begin;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -184,6 +185,8 @@ pub(crate) struct ControlJournal {
     closed: bool,
     enrolments: Vec<Enrolment>,
     revocations: Vec<Revocation>,
+    /// Collectors that no enrolment is left of, and since when.
+    refused: BTreeMap<(TenantId, CollectorId), Timestamp>,
     unknown_receipts: Vec<(TenantId, CollectorId, UnknownReceipt)>,
 }
 
@@ -433,6 +436,7 @@ impl ControlJournal {
             closed: false,
             enrolments: Vec::new(),
             revocations: Vec::new(),
+            refused: BTreeMap::new(),
             unknown_receipts: Vec::new(),
         };
         for (entry, _) in &scan.entries {
@@ -543,9 +547,15 @@ impl ControlJournal {
                         )
                 });
                 self.enrolments.push(enrolment.clone());
+                self.refused.remove(&(enrolment.tenant.clone(), enrolment.collector_id.clone()));
             }
             ControlRecord::Revoked(revocation) => {
                 self.enrolments.retain(|e| !covers(revocation, e));
+                let (tenant, collector) = (&revocation.tenant, &revocation.collector_id);
+                if !self.enrolments.iter().any(|e| (&e.tenant, &e.collector_id) == (tenant, collector)) {
+                    let named = (tenant.clone(), collector.clone());
+                    self.refused.entry(named).or_insert(revocation.revoked_at);
+                }
                 self.revocations.push(revocation.clone());
             }
             ControlRecord::ReceiptUnknown { tenant, stream, receipt, .. }
@@ -560,6 +570,11 @@ impl ControlJournal {
     /// Heartbeats with a receipt that this store did not give, with their collectors.
     pub(crate) fn unknown_receipts(&self) -> &[(TenantId, CollectorId, UnknownReceipt)] {
         &self.unknown_receipts
+    }
+
+    /// Collectors from which nothing is taken any more, and since when.
+    pub(crate) fn refused(&self) -> &BTreeMap<(TenantId, CollectorId), Timestamp> {
+        &self.refused
     }
 
     /// Enrolments in force.

@@ -22,7 +22,7 @@ pub(crate) struct Coverage {
 }
 
 /// Raised when the engine's state changes its form: older snapshots are then rebuilt.
-const SNAPSHOT_VERSION: u32 = 1;
+const SNAPSHOT_VERSION: u32 = 2;
 
 /// Segments by number, with the id of the very file.
 pub(crate) type Files = BTreeMap<u64, FileId>;
@@ -118,6 +118,11 @@ impl Coverage {
     /// A heartbeat named a receipt that this store did not give.
     pub(crate) fn unknown_receipt(&mut self, collector: &CollectorId, receipt: &UnknownReceipt) {
         self.index.apply_unknown_receipt(collector.as_str(), receipt.heartbeat, receipt.occurred_at);
+    }
+
+    /// From when on nothing is taken from the collector, if it is revoked.
+    pub(crate) fn revoke(&mut self, collector: &CollectorId, at: Option<Timestamp>) {
+        self.index.revoke(collector.as_str(), at);
     }
 
     pub(crate) fn report(&self, query: &CoverageQuery, now: Timestamp) -> CoverageReport {

@@ -52,11 +52,18 @@ pub(crate) fn recover(shared: &Shared) -> Result<Recovered, OpenError> {
     let (ended, previous) = recovery.commit_files()?;
     recovery.sealed_meanwhile()?;
     recovery.logs()?;
-    for (tenant, collector, receipt) in shared.control.lock().unknown_receipts() {
+    let control = shared.control.lock();
+    for (tenant, collector, receipt) in control.unknown_receipts() {
         if let Some(tenant) = shared.tenant(tenant) {
             tenant.state.write().coverage.unknown_receipt(collector, receipt);
         }
     }
+    for ((tenant, collector), at) in control.refused() {
+        if let Some(tenant) = shared.tenant(tenant) {
+            tenant.state.write().coverage.revoke(collector, Some(*at));
+        }
+    }
+    drop(control);
     let number = recovery.next_number;
     Ok(Recovered {
         writer: CommitWriter::new(&shared.env, &shared.commit_dir(), number, previous),

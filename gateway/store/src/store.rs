@@ -157,7 +157,21 @@ impl Shared {
         if self.read_only {
             return Err(ControlError::ReadOnly);
         }
-        self.control.lock().append(&self.env, self.signer(), records)
+        let concern = |record: &ControlRecord| match record {
+            ControlRecord::Enrolled(e) => Some((e.tenant.clone(), e.collector_id.clone())),
+            ControlRecord::Revoked(r) => Some((r.tenant.clone(), r.collector_id.clone())),
+            _ => None,
+        };
+        let concerned: Vec<_> = records.iter().filter_map(concern).collect();
+        let mut control = self.control.lock();
+        let appended = control.append(&self.env, self.signer(), records);
+        for named in concerned {
+            if let Some(tenant) = self.tenant(&named.0) {
+                let at = control.refused().get(&named).copied();
+                tenant.state.write().coverage.revoke(&named.1, at);
+            }
+        }
+        appended
     }
 
     /// The gateway's key. Whoever signs has the store open for writing, and thereby with its key.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use activity_coverage::CoverageIndex;
+use activity_coverage::{CoverageIndex, CoverageRequest};
 use activity_schema::Class;
 use activity_schema::coverage::EventClass;
 
@@ -126,6 +126,73 @@ fn many_instances_are_bounded_and_forgetting_some_is_told() {
     let report = index.report(&all);
     println!("coverage: {} instances in {:?}", report.instances.len(), asked.elapsed());
     assert!(!report.complete && report.reasons.iter().any(|r| r.contains("older than the index keeps")));
+}
+
+/// The first collector declares so many instances, and dies; the second declares one of them.
+fn declared_again(instances: i64, again: &str) -> CoverageIndex {
+    let (mut dead, mut other) = (Collector::new("dead", "e1"), Collector::new("other", "e1"));
+    let mut index = CoverageIndex::default();
+    for i in 0..instances {
+        dead.config(
+            &format!("i{i}"),
+            i,
+            &[(EventClass::File, "supported"), (EventClass::Process, "supported")],
+        );
+        apply(&mut index, &dead.facts);
+        dead.facts.clear();
+    }
+    other.config(again, instances, &[(EventClass::File, "supported")]);
+    other.heartbeat(instances + 100);
+    apply(&mut index, &other.facts);
+    index
+}
+
+#[test]
+fn an_instance_that_is_forgotten_is_still_claimed_by_who_declared_it() {
+    let ask =
+        |index: &CoverageIndex, instance: &str| index.report(&request(instance, 70_000, 70_100, 70_100));
+    let mut index = declared_again(70_000, "i3");
+    let report = ask(&index, "i3");
+    let reason = "what it declared is older than the index keeps (dead); other vouches for the time";
+    assert!(!report.complete && report.reasons.iter().any(|r| r.contains(reason)), "{:?}", report.reasons);
+    assert_eq!(report.instances[0].classes.len(), EventClass::ALL.len(), "it may have declared any class");
+    let without_from = CoverageRequest { from: None, ..request("i3", 0, 70_100, 70_100) };
+    let beginning = index.report(&without_from);
+    assert!(
+        beginning.reasons.iter().any(|r| r.contains("its beginning is older")),
+        "{:?}",
+        beginning.reasons
+    );
+    // Revoked, it claims nothing more; the beginning stays forgotten.
+    index.revoke("dead", Some(at(70_050)));
+    let of_files =
+        |from| CoverageRequest { classes: vec![EventClass::File], ..request("i3", from, 70_100, 70_100) };
+    assert!(!index.report(&of_files(70_000)).complete);
+    assert!(index.report(&of_files(70_050)).complete);
+    assert!(!index.report(&without_from).complete);
+    // An instance that it never declared is none of its business.
+    assert!(ask(&declared_again(70_000, "new"), "new").complete);
+}
+
+#[test]
+fn beyond_65_536_forgotten_instances_a_collector_may_have_declared_any() {
+    let index = declared_again(139_000, "new");
+    let report = index.report(&request("new", 139_000, 139_100, 139_100));
+    assert!(!report.complete && report.reasons[0].contains("older than the index keeps"), "{report:?}");
+}
+
+#[test]
+fn configs_that_are_forgotten_are_no_silence_behind_which_another_collector_is_complete() {
+    let mut flapping = Collector::new("g", "e1");
+    for t in 0..2_100 {
+        flapping.config("i", t, &[(EventClass::File, "degraded")]);
+    }
+    flapping.heartbeat(2_200);
+    let mut other = Collector::new("h", "e1");
+    other.config("i", 0, &[(EventClass::File, "supported")]);
+    other.heartbeat(2_200);
+    let report = index_of(&[&flapping, &other]).report(&request("i", 10, 20, 2_200));
+    assert!(!report.complete && report.reasons[0].contains("older than the index keeps"), "{report:?}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The engine equals the reference on generated histories, in any order of arrival.
 
 use activity_coverage::{BatchFacts, BatchKind, CoverageIndex, CoverageRequest, WithheldLine};
-use activity_schema::Class;
 use activity_schema::coverage::{CoverageReport, EventClass};
+use activity_schema::{Class, Timestamp};
 use proptest::prelude::*;
 
 use crate::reference::{Answer, Reference, Span};
@@ -201,6 +201,12 @@ fn requests(seed: u64) -> Vec<CoverageRequest> {
     (0..3).map(&mut make).filter(|r| r.from < Some(r.to.min(r.now))).collect()
 }
 
+/// A collector that is revoked, in every third history.
+fn revocation(seed: u64) -> Option<(&'static str, Timestamp)> {
+    let mut dice = Dice(seed ^ 0x7e40);
+    dice.percent(35).then(|| (dice.of(&["guest", "host"]), at(dice.time(END))))
+}
+
 /// What both sides must agree on; spans of one state are merged.
 fn reduced(report: &CoverageReport) -> Answer {
     let instance = only(report);
@@ -257,8 +263,12 @@ fn check(seed: u64, reached: &mut Reached) -> Result<(), TestCaseError> {
     let text = serde_json::to_string(&index).expect("plain data");
     let mut index: CoverageIndex = serde_json::from_str(&text).expect("what was written");
     apply(&mut index, late);
-    for (history, index) in [(early, index_of_facts(early)), (&facts[..], index)] {
-        let reference = Reference::new(history);
+    for (history, mut index) in [(early, index_of_facts(early)), (&facts[..], index)] {
+        let mut reference = Reference::new(history);
+        if let Some((collector, at)) = revocation(seed) {
+            index.revoke(collector, Some(at));
+            reference.revoke(collector, at);
+        }
         for request in requests(seed) {
             let (ours, theirs) = (reduced(&index.report(&request)), reference.answer(&request));
             for span in theirs.classes.values().flatten() {

@@ -45,6 +45,7 @@ struct Told<'h> {
     batches: Vec<&'h BatchFacts>,
     /// (epoch, time) of the heartbeats that vouch.
     proven: Vec<(String, i64)>,
+    revoked: Option<i64>,
 }
 
 pub struct Reference<'h> {
@@ -93,6 +94,12 @@ impl<'h> Reference<'h> {
             told.proven = told.heartbeats_that_vouch();
         }
         Reference { collectors }
+    }
+
+    pub fn revoke(&mut self, collector: &str, at: Timestamp) {
+        if let Some(told) = self.collectors.get_mut(collector) {
+            told.revoked = Some(at.as_nanos());
+        }
     }
 
     pub fn answer(&self, request: &CoverageRequest) -> Answer {
@@ -261,7 +268,11 @@ impl Told<'_> {
         })
     }
 
+    /// Said that it stopped, or was revoked.
     fn stopped(&self, instance: &str, t: i64) -> bool {
+        if self.revoked.is_some_and(|at| at <= t) {
+            return true;
+        }
         let mut resumes: Vec<i64> = self.named(&["started", "restarted"]).into_iter().map(time).collect();
         resumes.extend(self.configs(instance).into_iter().map(time));
         let stops = self.named(&["stopped"]);

@@ -2,14 +2,14 @@
 
 use activity_coverage::{CoverageIndex, CoverageRequest};
 use activity_schema::Class;
-use activity_schema::coverage::{CoverageState, EventClass};
+use activity_schema::coverage::{CoverageReport, CoverageState, EventClass};
 use activity_schema::event::{Trust, Value};
 
 use uuid::Uuid;
 
 use crate::world::*;
 use CoverageState::{Covered, Lossy, Pending, Unobserved, Unsupported};
-use EventClass::{Dns, File, Process};
+use EventClass::{Dns, File, Process, Tool};
 
 /// Started and configured at 0, a heartbeat every 10 s up to `to`.
 fn running(name: &str, to: i64) -> Collector {
@@ -263,6 +263,37 @@ fn withdrawn_and_unproven_classes() {
 }
 
 #[test]
+fn a_missed_canary_taints_no_longer_than_probes_watch() {
+    let canary = |c: &mut Collector, t, text: &'static str| {
+        c.say("telemetry.probe", "unknown", t, object([("canary", text.into())]));
+    };
+    let mut c = Collector::new("g", "e1");
+    c.started(0);
+    c.config_by("i", 0, &[(Process, &["on_exec"]), (Tool, &[])]);
+    c.config_by("j", 0, &[(Process, &["on_exec"])]);
+    canary(&mut c, 10, "seen");
+    canary(&mut c, 20, "missing");
+    // Started again without its kernel part: no canary will ever be seen.
+    c.restarted(30, "intact");
+    c.config_by("i", 30, &[(Process, &[]), (Tool, &[])]);
+    c.heartbeat(60);
+    let ask = |c: &Collector, instance| index_of(&[c]).report(&request(instance, 0, 60, 60));
+    assert_eq!(states(&ask(&c, "i"), Process), [(0, 10, Covered), (10, 30, Lossy), (30, 60, Covered)]);
+    assert_eq!(states(&ask(&c, "i"), Tool), [(0, 60, Covered)], "no probe watches it");
+    assert_eq!(
+        states(&ask(&c, "j"), Process),
+        [(0, 10, Covered), (10, 60, Lossy)],
+        "it was not declared again"
+    );
+    // With its kernel part again, it has to be seen.
+    c.config_by("i", 40, &[(Process, &["on_exec"])]);
+    let expected = [(0, 10, Covered), (10, 30, Lossy), (30, 40, Covered), (40, 60, Lossy)];
+    assert_eq!(states(&ask(&c, "i"), Process), expected);
+    canary(&mut c, 50, "seen");
+    assert_eq!(states(&ask(&c, "i"), Process).last(), Some(&(50, 60, Covered)));
+}
+
+#[test]
 fn empty_future_and_unknown_requests_are_not_complete() {
     let index = index_of(&[&running("g", 50)]);
     for (from, to, why) in [(10, 10, "empty"), (20, 10, "empty"), (60, 70, "future")] {
@@ -449,6 +480,35 @@ fn a_collector_that_stopped_leaves_the_word_to_its_successor() {
 }
 
 #[test]
+fn a_revoked_collector_leaves_the_word_to_its_successor_from_then_on_and_not_before() {
+    let killed = running("old", 50);
+    let mut new = Collector::new("new", "e2");
+    new.started(55);
+    new.config("i", 55, &[(Process, "supported"), (File, "supported")]);
+    new.heartbeat(100);
+    let mut index = index_of(&[&killed, &new]);
+    let ask = |index: &CoverageIndex| index.report(&request("i", 0, 100, 105));
+    assert_eq!(states(&ask(&index), Process), [(0, 50, Covered), (50, 100, Unobserved)]);
+    index.revoke("old", Some(at(70)));
+    let report = ask(&index);
+    assert_eq!(states(&report, Process), [(0, 50, Covered), (50, 70, Unobserved), (70, 100, Covered)]);
+    assert!(!report.complete && index.report(&request("i", 70, 100, 105)).complete);
+    assert_eq!(index.collectors()[1].revoked_since, Some(at(70)));
+    // Enrolled again, it may still bring what it saw in the meantime.
+    index.revoke("old", None);
+    assert_eq!(states(&ask(&index), Process), [(0, 50, Covered), (50, 100, Unobserved)]);
+}
+
+#[test]
+fn a_revocation_without_a_successor_vouches_for_nothing() {
+    let mut index = index_of(&[&running("g", 100)]);
+    index.revoke("g", Some(at(60)));
+    let report = index.report(&request("i", 0, 100, 105));
+    assert_eq!(states(&report, Process), [(0, 60, Covered), (60, 100, Unobserved)]);
+    assert!(report.reasons[0].contains("collector revoked at 1970-01-01T00:01:00Z"), "{:?}", report.reasons);
+}
+
+#[test]
 fn a_collector_that_cannot_see_a_class_takes_nothing_from_one_that_can() {
     let mut blind = Collector::new("blind", "e1");
     blind.started(0);
@@ -485,7 +545,7 @@ fn elided_lines_are_told_also_of_an_instance_that_nobody_declared() {
 }
 
 #[test]
-fn an_imported_instance_is_told_when_asked_for_and_taints_no_other_answer() {
+fn an_imported_instance_is_listed_as_imported_and_taints_no_other_answer() {
     let mut imported = Collector::new(activity_coverage::IMPORT_COLLECTOR, "e9");
     let mut batch = imported.facts_of_batch(Class::Critical, 5, 10, 12);
     batch.instances = vec!["theirs".to_owned()];
@@ -498,7 +558,15 @@ fn an_imported_instance_is_told_when_asked_for_and_taints_no_other_answer() {
     let all = CoverageRequest { instance: None, ..request("i", 0, 50, 55) };
     let report = index.report(&all);
     assert!(report.complete && only(&report).instance_id == "i", "{report:?}");
+    let imported = |report: &CoverageReport| -> Vec<_> {
+        report.imported.iter().map(|i| (i.instance_id.clone(), i.first, i.last)).collect()
+    };
+    let theirs = [("theirs".to_owned(), at(10), at(12))];
+    assert_eq!(imported(&report), theirs);
+    assert_eq!(imported(&index.report(&request("i", 0, 50, 55))), []);
+    assert_eq!(imported(&index.report(&request("theirs", 13, 50, 55))), [], "not within the interval");
     let report = index.report(&request("theirs", 0, 50, 55));
+    assert_eq!(imported(&report), theirs);
     assert!(
         !report.complete && report.reasons[0].contains("no collector had declared this instance"),
         "{report:?}"

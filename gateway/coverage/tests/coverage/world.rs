@@ -198,6 +198,17 @@ impl Collector {
         self.say("telemetry.config", instance, seconds, payload);
     }
 
+    /// A config of supported classes that says by which probes each is watched.
+    pub fn config_by(&mut self, instance: &str, seconds: i64, classes: &[(EventClass, &[&'static str])]) {
+        let entry = |(class, probes): &(EventClass, &[&'static str])| {
+            let probes = probes.iter().map(|probe| (*probe).into()).collect();
+            let state = ("state", "supported".into());
+            object([("class", class.as_str().into()), state, ("probes", Value::List(probes))]).into()
+        };
+        let classes = Value::List(classes.iter().map(entry).collect());
+        self.say("telemetry.config", instance, seconds, object([("classes", classes)]));
+    }
+
     /// A heartbeat that names all that was sequenced, itself included.
     pub fn heartbeat(&mut self, seconds: i64) {
         let mut upto = self.last;

@@ -104,6 +104,7 @@ pub fn complete(from_ms: i64, to_ms: i64) -> CoverageReport {
         reasons: Vec::new(),
         elided_lines: 0,
         forks: 0,
+        imported: Vec::new(),
         instances: vec![InstanceCoverage {
             instance_id: "sandbox-7".into(),
             classes: classes

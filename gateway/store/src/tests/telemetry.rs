@@ -10,7 +10,7 @@ use activity_schema::{Class, Event, Hash, SignedBatch, Timestamp};
 use super::basic::{config, ingest, seal_all};
 use super::kit::{Collector, T0};
 use crate::types::{CoverageQuery, Query};
-use crate::{ControlRecord, Store};
+use crate::{ControlRecord, Enrolment, Instances, Revocation, Store};
 
 const SECOND: i64 = 1_000_000_000;
 
@@ -228,6 +228,64 @@ fn a_destroyed_sandbox_is_not_silent_after_its_end() {
     drop(store);
     std::fs::remove_dir_all(config(dir.path()).dir.join("index")).unwrap();
     check(&Store::open_read_only(&config(dir.path()).dir).unwrap());
+}
+
+#[test]
+fn a_revocation_ends_the_claim_of_a_killed_collector_until_it_is_enrolled_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(config(dir.path())).unwrap();
+    let (mut old, mut new) = (Collector::new("tenant-a", "old"), Collector::new("tenant-a", "new"));
+    new.instance = old.instance.clone();
+    let beats = |c: &mut Collector, at: i64| {
+        let mut batches = begin(c, T0);
+        let streams = [(c.stream(), c.next_sequence - 1)];
+        batches.push(beat(c, at, None, &streams));
+        batches
+    };
+    for (c, at) in [(&mut old, T0 + SECOND), (&mut new, T0 + 100 * SECOND)] {
+        let batches = beats(c, at);
+        ingest(&store, c, batches).unwrap();
+    }
+    let complete = |store: &Store| {
+        let query = |from: i64| CoverageQuery {
+            instance: Some(old.instance.to_string()),
+            from: Some(Timestamp::from_nanos(from)),
+            to: Some(Timestamp::from_nanos(T0 + 100 * SECOND)),
+            ..CoverageQuery::default()
+        };
+        [T0 + 49 * SECOND, T0 + 50 * SECOND].map(|from| store.coverage(&old.tenant, &query(from)).complete)
+    };
+    assert_eq!(complete(&store), [false, false], "killed, it claims the time after it");
+    let enrolment = ControlRecord::Enrolled(Enrolment {
+        tenant: old.tenant.clone(),
+        collector_id: old.id.clone(),
+        host: old.host.clone(),
+        instances: Instances::One(old.instance.clone()),
+        signing_key: old.signer.public(),
+        epoch: old.epoch.clone(),
+        certificate_serial: "01".into(),
+        enrolled_at: Timestamp::from_nanos(T0),
+    });
+    let revocation = |seconds: i64| {
+        ControlRecord::Revoked(Revocation {
+            tenant: old.tenant.clone(),
+            collector_id: old.id.clone(),
+            key_id: None,
+            certificate_serial: None,
+            reason: "killed, and replaced".into(),
+            revoked_at: Timestamp::from_nanos(T0 + seconds * SECOND),
+        })
+    };
+    store.record_control(enrolment.clone()).unwrap();
+    store.record_control(revocation(50)).unwrap();
+    // Saying it again does not move it.
+    store.record_control(revocation(90)).unwrap();
+    assert_eq!(complete(&store), [false, true]);
+    drop(store);
+    let store = Store::open(config(dir.path())).unwrap();
+    assert_eq!(complete(&store), [false, true], "after a restart");
+    store.record_control(enrolment).unwrap();
+    assert_eq!(complete(&store), [false, false], "enrolled again");
 }
 
 #[test]
