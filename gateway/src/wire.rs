@@ -6,8 +6,9 @@ use activity_schema::Timestamp;
 use activity_schema::coverage::{CoverageReport, EventClass};
 use activity_schema::event::{Plane, Status, Trust};
 use activity_schema::ids::{CollectorId, HostId, InstanceId, TenantId};
-use activity_store::{CoverageQuery, ImportReport, Query};
+use activity_store::{CollectorStatus, CoverageQuery, Enrolment, ImportReport, Query};
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// Media type of answers with events: one JSON document a line.
 pub const NDJSON: &str = "application/x-ndjson";
@@ -15,6 +16,20 @@ pub const NDJSON: &str = "application/x-ndjson";
 pub const PAGE_EVENTS_DEFAULT: usize = 1_000;
 /// Most events of a page over HTTP.
 pub const PAGE_EVENTS_MAX: usize = 10_000;
+
+/// `/v1/collectors`: what is known of a tenant's collectors, seen by the store, enrolled and silent, or revoked.
+pub fn collectors(
+    seen: &[CollectorStatus],
+    enrolled: &[Enrolment],
+    revoked: impl IntoIterator<Item = (CollectorId, Timestamp)>,
+) -> Value {
+    let silent = enrolled.iter().filter(|e| !seen.iter().any(|s| s.collector_id == e.collector_id));
+    let silent: Vec<_> = silent
+        .map(|e| json!({"collector_id": e.collector_id, "host": e.host, "enrolled_at": e.enrolled_at}))
+        .collect();
+    let revoked = revoked.into_iter().map(|(id, at)| json!({"collector_id": id, "revoked_at": at}));
+    json!({"collectors": seen, "silent": silent, "revoked": revoked.collect::<Vec<_>>()})
+}
 
 /// Parameters of `/v1/timeline`, `/v1/query`, `/v1/coverage` and `/v1/exports`. Lists are separated by commas.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use activity_schema::coverage::CoverageReport;
-use activity_schema::ids::{CollectorId, TenantId};
+use activity_schema::ids::TenantId;
 use activity_store::{ExportError, ExportRequest};
 use anyhow::Context as _;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use super::args::Place;
 use super::client::Client;
 use super::page::Page;
 use crate::evidence::{Evidence, EvidenceError};
-use crate::wire::Params;
+use crate::wire::{self, Params};
 
 /// Where answers come from.
 pub(super) enum Source {
@@ -85,7 +85,14 @@ impl Source {
 
     pub(super) async fn tenants(&self) -> Result<Vec<TenantId>, CliError> {
         match self {
-            Source::Store(evidence) => Ok(evidence.tenants().await?),
+            Source::Store(evidence) => {
+                let mut tenants = evidence.tenants().await?;
+                // A tenant whose collectors have sent nothing yet is known by their enrolments.
+                tenants.extend(evidence.enrolments().into_iter().map(|e| e.tenant));
+                tenants.sort();
+                tenants.dedup();
+                Ok(tenants)
+            }
             Source::Gateway(client) => {
                 let mut answer: Value = serde_json::from_slice(&client.get("/v1/tenants").await?)?;
                 Ok(serde_json::from_value(answer["tenants"].take())?)
@@ -97,17 +104,15 @@ impl Source {
         match self {
             Source::Store(evidence) => {
                 let tenant = self.tenant(params).await?;
-                let enrolled = evidence.enrolments();
-                let gone = |collector: &CollectorId| {
-                    !enrolled.iter().any(|e| e.tenant == tenant && e.collector_id == *collector)
-                };
-                let revoked = evidence.revocations().into_iter();
-                let revoked = revoked.filter(|r| r.tenant == tenant && gone(&r.collector_id));
-                let revoked: BTreeMap<_, _> = revoked.map(|r| (r.collector_id, r.revoked_at)).collect();
-                let revoked: Vec<_> =
-                    revoked.iter().map(|(id, at)| json!({"collector_id": id, "revoked_at": at})).collect();
                 let seen = evidence.collectors(&tenant).await?;
-                Ok(json!({"collectors": seen, "silent": [], "revoked": revoked}))
+                // The last of each: a collector has one enrolment an epoch.
+                let own = evidence.enrolments().into_iter().filter(|e| e.tenant == tenant);
+                let enrolled: BTreeMap<_, _> = own.map(|e| (e.collector_id.clone(), e)).collect();
+                let revoked = evidence.revocations().into_iter().filter(|r| r.tenant == tenant);
+                let revoked: BTreeMap<_, _> = revoked.map(|r| (r.collector_id, r.revoked_at)).collect();
+                let gone = revoked.into_iter().filter(|(id, _)| !enrolled.contains_key(id));
+                let enrolled: Vec<_> = enrolled.values().cloned().collect();
+                Ok(wire::collectors(&seen, &enrolled, gone))
             }
             Source::Gateway(client) => {
                 Ok(serde_json::from_slice(&client.get(&with("/v1/collectors", params)?).await?)?)
@@ -119,7 +124,7 @@ impl Source {
         match self {
             Source::Store(evidence) => Ok(json!({
                 "gateway_key": evidence.gateway_key(),
-                "tenants": evidence.tenants().await?,
+                "tenants": self.tenants().await?,
                 "health": evidence.health(),
             })),
             Source::Gateway(client) => Ok(serde_json::from_slice(&client.get("/v1/status").await?)?),
@@ -180,9 +185,9 @@ impl Source {
                 CliError::Usage(format!("the store has no tenant {name:?}; it has: {}", names()))
             }),
             (None, [only]) => Ok(only.clone()),
-            (None, []) => {
-                Err(CliError::Usage("the store is empty: no collector has sent anything yet".into()))
-            }
+            (None, []) => Err(CliError::Usage(
+                "the store is empty: no collector is enrolled, and nothing was imported".into(),
+            )),
             (None, _) => Err(CliError::Usage(format!(
                 "the store has several tenants; choose with --tenant: {}",
                 names()

@@ -52,18 +52,10 @@ pub async fn streams(State(gateway): State<Arc<Gateway>>, asked: Asked) -> Answe
     Ok(json(StatusCode::OK, &value!({"collectors": streams})))
 }
 
-/// What is known of the tenant's collectors: seen by the store, or enrolled and silent.
 pub async fn collectors(State(gateway): State<Arc<Gateway>>, asked: Asked) -> Answer {
     let seen = gateway.evidence.collectors(&asked.tenant).await?;
-    let enrolled = gateway.access.enrolled(&asked.tenant);
-    let silent = enrolled.iter().filter(|e| !seen.iter().any(|s| s.collector_id == e.collector_id));
-    let silent: Vec<_> = silent
-        .map(|e| value!({"collector_id": e.collector_id, "host": e.host, "enrolled_at": e.enrolled_at}))
-        .collect();
-    let revoked = gateway.access.revoked(&asked.tenant);
-    let revoked: Vec<_> =
-        revoked.into_iter().map(|(id, at)| value!({"collector_id": id, "revoked_at": at})).collect();
-    Ok(json(StatusCode::OK, &value!({"collectors": seen, "silent": silent, "revoked": revoked})))
+    let (enrolled, revoked) = (gateway.access.enrolled(&asked.tenant), gateway.access.revoked(&asked.tenant));
+    Ok(json(StatusCode::OK, &crate::wire::collectors(&seen, &enrolled, revoked)))
 }
 
 pub async fn proof(

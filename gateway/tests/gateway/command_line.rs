@@ -225,6 +225,10 @@ async fn tokens_operators_and_revocations_through_the_command_line() {
     let listed = stdout(&run(&["collectors"]));
     assert!(listed.contains("c-1  host host-1") && listed.contains("has sent nothing"), "{listed}");
     assert_eq!(stdout(&run(&["tenants"])), "acme\n");
+    let store = world.path("store").display().to_string();
+    let from_disk = |args: &[&str]| stdout(&activity(&[&["--store", &store], args].concat()));
+    assert_eq!(from_disk(&["collectors"]), listed, "from the disk as well");
+    assert_eq!(from_disk(&["tenants"]), "acme\n");
     let out = world.path("alice");
     let made =
         run(&["enroll", "--operator", "alice", "--role", "reader@acme", "--out", &out.display().to_string()]);
