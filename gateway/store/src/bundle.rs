@@ -40,8 +40,11 @@ use crate::types::Query;
 /// Name and version, in the first line.
 const FORMAT: &str = "activity.bundle/v1";
 const DOMAIN: &[u8] = b"activity-bundle-v1\0";
-/// Longest first line, bytes: the coverage of every instance of a tenant over a long time.
-const FIRST_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Longest first line, bytes: the coverage of about ten thousand instances, or of few over a long time.
+const FIRST_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// A first line has at least so many bytes a comma: a span, a sentence. Denser ones cost many times their length in
+/// memory.
+const FIRST_BYTES_A_COMMA: usize = 16;
 /// Longest other line, bytes: a batch of 4,096 hashes takes less than a third of it.
 const LINE_BYTES_MAX: usize = 1024 * 1024;
 

@@ -4,9 +4,10 @@
 //! carries the SHA-256 of the original line in `integrity.source_hash`; trust is `derived`, whatever the original
 //! claimed. Payload keys that the catalogue does not list are stripped, of a name that it does not have all of them. Lines
 //! that are no events, and those that are not `metadata`, are refused and counted. A line whose digest is stored already
-//! is passed over: an import may be repeated.
+//! is passed over: an import may be repeated. Memory does not grow with what is imported, nor with what was.
 
-use std::collections::BTreeSet;
+mod known;
+
 use std::io::{self, BufRead};
 use std::sync::Arc;
 use std::time::Instant;
@@ -30,6 +31,7 @@ use crate::summary::Summary;
 use crate::tenant::Tenant;
 use crate::terms::TermSet;
 use crate::types::Query;
+use known::Known;
 
 pub(crate) use activity_coverage::IMPORT_COLLECTOR;
 
@@ -76,6 +78,8 @@ pub enum ImportError {
     },
     #[error("a batch could not be made: {0}")]
     Batch(String),
+    #[error("noting what is imported, in a temporary file of the store's folder")]
+    Known(#[source] io::Error),
     #[error("a batch is not durable: {reason}; {stored} lines are stored")]
     NotStored { stored: u64, reason: String },
     #[error("the import is stored, but not recorded in the control journal")]
@@ -109,7 +113,7 @@ impl Store {
             }
             let refusal = match reduce(&line) {
                 Err(reason) => Some(reason),
-                Ok(_) if !known.insert(key_of(&Hash::of(&[&line]))) => {
+                Ok(_) if !known.insert(&Hash::of(&[&line])).map_err(ImportError::Known)? => {
                     report.already += 1;
                     None
                 }
@@ -150,21 +154,12 @@ impl Store {
     }
 }
 
-/// Front of a digest; enough to tell the lines of a tenant apart.
-type Key = [u8; 16];
-
-fn key_of(digest: &Hash) -> Key {
-    let mut key = Key::default();
-    key.copy_from_slice(&digest.0[..16]);
-    key
-}
-
 impl Store {
-    /// Digests of the lines that were imported before: 16 bytes each in memory.
-    fn imported(&self, tenant: &Arc<Tenant>) -> Result<BTreeSet<Key>, ImportError> {
+    /// Digests of the lines that were imported before.
+    fn imported(&self, tenant: &Arc<Tenant>) -> Result<Known, ImportError> {
         let query = Query { trusts: vec![Trust::Derived], ..Query::default() };
         let request = ExportRequest { query, ..ExportRequest::default() };
-        let mut known = BTreeSet::new();
+        let mut known = Known::new(&self.shared().config.dir).map_err(ImportError::Known)?;
         let read =
             |e: ExportError| ImportError::Batch(format!("what was imported before does not read: {e}"));
         let mut export =
@@ -172,7 +167,9 @@ impl Store {
         while let Some(part) = export.next_part().map_err(read)? {
             let events = part.split(|byte| *byte == b'\n').filter_map(|line| Event::parse(line).ok());
             let digests = events.filter_map(|e| Hash::from_hex(e.integrity.source_hash.as_deref()?));
-            known.extend(digests.map(|digest| key_of(&digest)));
+            for digest in digests {
+                known.insert(&digest).map_err(ImportError::Known)?;
+            }
         }
         Ok(known)
     }

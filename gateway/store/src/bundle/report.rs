@@ -9,6 +9,8 @@ use super::Manifest;
 
 /// Problems that are named; the rest is counted.
 const PROBLEMS_MAX: usize = 64;
+/// Most that is said of one, bytes: it may quote the bundle.
+const PROBLEM_BYTES_MAX: usize = 1024;
 
 /// What verification tells while it reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,7 +74,10 @@ impl BundleReport {
     pub(super) fn problem(&mut self, line: u64, batch: Option<&str>, what: impl Into<String>) {
         self.problems_count += 1;
         if self.problems.len() < PROBLEMS_MAX {
-            self.problems.push(BundleProblem { line, batch: batch.map(str::to_owned), what: what.into() });
+            let mut what: String = what.into();
+            what.truncate(what.floor_char_boundary(PROBLEM_BYTES_MAX));
+            what.shrink_to_fit();
+            self.problems.push(BundleProblem { line, batch: batch.map(str::to_owned), what });
         }
     }
 

@@ -18,14 +18,18 @@ use sha2::{Digest as _, Sha256};
 
 use super::report::{BundleKey, BundleReport, BundleStep};
 use super::{
-    BatchRecord, Control, End, FIRST_BYTES_MAX, FORMAT, First, LINE_BYTES_MAX, Line, Manifest, Run, name_of,
+    BatchRecord, Control, End, FIRST_BYTES_A_COMMA, FIRST_BYTES_MAX, FORMAT, First, LINE_BYTES_MAX, Line,
+    Manifest, Run, name_of,
 };
 use crate::control::{ControlRecord, read_signed};
 use crate::import::IMPORT_COLLECTOR;
 use crate::verify::VerifyOptions;
 
 /// Most control records that are kept.
-const KEYS_MAX: usize = 65_536;
+const KEYS_MAX: usize = 32_768;
+
+/// Commas that are taken in any first line.
+const COMMAS_MIN: usize = 4096;
 
 /// Verifies a bundle; `step` hears of every batch and now and then how many bytes are read.
 pub fn verify_bundle(
@@ -49,6 +53,10 @@ pub fn verify_bundle(
                     check.bad(format!("it is longer than the {bytes_max} bytes of any line"));
                 } else {
                     check.take(&line, read.whole, &before);
+                }
+                if check.line == 1 {
+                    // The longest by far.
+                    line = Vec::new();
                 }
             }
             Err(error) => {
@@ -206,6 +214,9 @@ impl<'a> Check<'a> {
     }
 
     fn first(&mut self, line: &[u8], whole: bool) {
+        if memchr::memchr_iter(b',', line).count() > COMMAS_MIN.max(line.len() / FIRST_BYTES_A_COMMA) {
+            return self.bad("the manifest is denser than any that is written");
+        }
         let first: First = match serde_json::from_slice(line) {
             Ok(first) => first,
             Err(error) => return self.bad(format!("this is no bundle, or its manifest is damaged: {error}")),
@@ -214,7 +225,7 @@ impl<'a> Check<'a> {
             return self
                 .bad(format!("the bundle's format {:?} is not known here, only {FORMAT}", first.bundle));
         }
-        if !whole || serde_json::to_vec(&first).ok().as_deref() != Some(line) {
+        if !(whole && is_written_so(&first, line)) {
             self.bad("the manifest is not as it was written");
         }
         let manifest = first.manifest;
@@ -293,7 +304,7 @@ impl<'a> Check<'a> {
                 return self.bad(format!("the record does not read: {error}; before it is {last}"));
             }
         };
-        let as_written = whole && serde_json::to_vec(&record).ok().as_deref() == Some(line);
+        let as_written = whole && is_written_so(&record, line);
         match record {
             Line::Control(control) => self.control(&control, as_written),
             Line::Batch(batch) => self.batch(batch, as_written),
@@ -496,6 +507,26 @@ impl<'a> Check<'a> {
         let strict = self.options.strict && !self.report.not_established.is_empty();
         self.report.ok = self.report.problems_count == 0 && !strict;
         self.report
+    }
+}
+
+/// Whether a document is written as exactly these bytes.
+fn is_written_so(document: &impl serde::Serialize, line: &[u8]) -> bool {
+    let mut rest = Rest(line);
+    serde_json::to_writer(&mut rest, document).is_ok() && rest.0.is_empty()
+}
+
+/// What is still to be written; takes nothing else.
+struct Rest<'a>(&'a [u8]);
+
+impl io::Write for Rest<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = self.0.strip_prefix(bytes).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

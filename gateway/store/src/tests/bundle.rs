@@ -302,5 +302,8 @@ fn hostile_lines_cost_no_more_than_a_line() {
     let many = b"{\"batch\":1}\n".repeat(10_000);
     let report = check(&[first, &many].concat(), None);
     assert!(report.problems_count >= 10_000 && report.problems.len() == 64);
+    let quoting = format!("{{\"control\":{{\"{}\":1}}}}\n", "k".repeat(900_000));
+    let report = check(&[first, quoting.as_bytes()].concat(), None);
+    assert!(report.problems.iter().all(|p| p.what.len() <= 1_024), "{}", report.problems.len());
     assert!(!check(Path::new("/").as_os_str().as_encoded_bytes(), None).ok);
 }
