@@ -12,6 +12,7 @@ mod import;
 mod list;
 mod output;
 mod page;
+mod partial;
 mod proof;
 mod show;
 mod source;
@@ -79,7 +80,12 @@ const STATUS_OF_SIGPIPE: u8 = 141;
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let result = runtime.map_err(CliError::from).and_then(|runtime| runtime.block_on(run(cli)));
+    let result = runtime.map_err(CliError::from).and_then(|runtime| {
+        let result = runtime.block_on(run(cli));
+        // What still runs there was given up by an interrupted command.
+        runtime.shutdown_background();
+        result
+    });
     match result {
         Ok(Ending::Complete) => ExitCode::SUCCESS,
         Ok(Ending::Incomplete) => ExitCode::from(3),

@@ -1,16 +1,16 @@
-//! Writes a bundle: into a temporary file beside the target, checked, made durable, and then put in its place.
+//! Writes a bundle: beside the target, checked, made durable, and then put in its place.
 
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{BufWriter, ErrorKind, Write as _};
 use std::path::Path;
 
 use activity_store::{BundleReport, VerifyOptions};
 use anyhow::Context as _;
 use serde_json::json;
-use tempfile::NamedTempFile;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::args::{ExportArgs, Format, Place};
 use super::output::{Output, complain};
+use super::partial::Partial;
 use super::show::{ending, filter};
 use super::source::Source;
 use super::verify::{Drawing, read_checkpoint};
@@ -35,29 +35,54 @@ pub(super) async fn export(place: &Place, args: ExportArgs, out: &Output) -> Res
     let params =
         Params { kept_size: kept.map(|(_, checkpoint)| checkpoint.size), ..filter(place, args.filter)? };
     let source = Source::open(place).await?;
-    let dir = target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let writing = || format!("cannot write into {}", dir.display());
-    let mut file = NamedTempFile::new_in(dir).with_context(writing)?;
-    let (mut buffered, mut drawing) = (BufWriter::new(file.as_file_mut()), Drawing::new("exporting"));
-    let name = target.display().to_string();
-    let exported = source.export(&params, &mut buffered, |bytes| drawing.draw(bytes, 0, &name)).await;
-    drawing.clear();
-    exported?;
-    buffered.flush().with_context(writing)?;
-    drop(buffered);
-    file.as_file().sync_all().with_context(writing)?;
-    // Whoever gets the bundle will check it: what would not hold there is not given out.
-    let report = bundle::check(file.path(), &VerifyOptions::default(), |_| {})?;
+    let mut partial = match Partial::beside(target) {
+        Err(e) if e.kind() == ErrorKind::WouldBlock => {
+            return Err(CliError::Usage(format!("another export writes {}", target.display())));
+        }
+        other => other.with_context(|| format!("cannot write {}", target.display()))?,
+    };
+    let report = tokio::select! {
+        written = write(&source, &params, &mut partial, target) => written?,
+        name = interrupted() => {
+            return Err(anyhow::anyhow!("{}; no bundle is written", name?).into());
+        }
+    };
     if !report.ok {
         return Err(CliError::Integrity(format!("{}; no bundle is written", bundle::why(&report))));
     }
-    let put = if args.force { file.persist(target) } else { file.persist_noclobber(target) };
-    put.map_err(|e| match e.error.kind() {
-        std::io::ErrorKind::AlreadyExists => exists(),
-        _ => anyhow::Error::new(e.error).context(writing()).into(),
+    partial.put(args.force).map_err(|e| match e.kind() {
+        ErrorKind::AlreadyExists => exists(),
+        _ => anyhow::Error::new(e).context(format!("cannot write {}", target.display())).into(),
     })?;
-    File::open(dir).and_then(|dir| dir.sync_all()).with_context(writing)?;
     show(&report, target, out)
+}
+
+/// Writes the bundle, and reads it again: whoever gets it will check it, and what would not hold there is not given out.
+async fn write(
+    source: &Source,
+    params: &Params,
+    partial: &mut Partial,
+    target: &Path,
+) -> Result<BundleReport, CliError> {
+    let (mut buffered, mut drawing) = (BufWriter::new(partial.file()), Drawing::new("exporting"));
+    let name = target.display().to_string();
+    let exported = source.export(params, &mut buffered, |bytes| drawing.draw(bytes, 0, &name)).await;
+    drawing.clear();
+    exported?;
+    buffered.flush().with_context(|| format!("cannot write {name}"))?;
+    drop(buffered);
+    let path = partial.path();
+    let check = move || bundle::check(&path, &VerifyOptions::default(), |_| {});
+    tokio::task::spawn_blocking(check).await.context("checking the bundle")?
+}
+
+/// Waits until somebody wants the command to end.
+async fn interrupted() -> std::io::Result<&'static str> {
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    tokio::select! {
+        _ = interrupt.recv() => Ok("interrupted"),
+        _ = terminate.recv() => Ok("terminated"),
+    }
 }
 
 /// Says what is in the bundle, and how far it answers the question.

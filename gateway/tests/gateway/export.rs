@@ -58,12 +58,67 @@ async fn a_bundle_from_the_gateway_and_from_the_disk_verifies_alone_and_names_wh
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert_eq!(verify(name, &["--trust", &key]).0, Some(0));
     let left: Vec<_> = fs::read_dir(keep.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".tmp")), "{left:?}");
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with('.')), "{left:?}");
     let store = activity_store::Store::open_read_only(&dir).unwrap();
     let exports = store.control_records(1, 1_000).into_iter().filter(
         |(_, record)| matches!(record, ControlRecord::Read(read) if read.action == "export" && !read.refused),
     );
     assert_eq!(exports.count(), 2, "every export through the gateway is on the record");
+}
+
+/// A gateway that begins an answer and does not go on.
+fn stalling(path: &std::path::Path) {
+    use std::io::{Read as _, Write as _};
+    let listener = std::os::unix::net::UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.read(&mut [0; 4096]);
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n{\"bundle\":");
+            held.push(stream);
+        }
+    });
+}
+
+#[test]
+fn an_export_that_is_interrupted_or_killed_leaves_nothing() {
+    use nix::sys::signal::{Signal, kill};
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, folder) = (dir.path().join("sock"), dir.path().join("out"));
+    stalling(&socket);
+    fs::create_dir(&folder).unwrap();
+    let target = folder.join("a.bundle");
+    let gateway = format!("unix:{}", socket.display());
+    let names = || -> Vec<String> {
+        let all = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        all.collect()
+    };
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+        let mut export = std::process::Command::new(env!("CARGO_BIN_EXE_activity"))
+            .args(["--gateway", &gateway, "--tenant", "acme", "export", "-o", target.to_str().unwrap()])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It has begun to write when the file is open: nameless, or not.
+        let open = || {
+            let fds = fs::read_dir(format!("/proc/{}/fd", export.id())).unwrap().flatten();
+            let mut to = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+            to.any(|to| to.starts_with(&folder))
+        };
+        while !open() {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        // The handlers are there when it waits for the answer.
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        kill(nix::unistd::Pid::from_raw(export.id().cast_signed()), signal).unwrap();
+        assert!(!export.wait().unwrap().success(), "{signal}");
+        if signal != Signal::SIGKILL {
+            assert_eq!(names(), Vec::<String>::new(), "{signal}");
+        }
+    }
+    // What a kill leaves where files need a name is removed by the next for the same target.
+    assert!(names().iter().all(|name| name == ".a.bundle.partial"), "{:?}", names());
+    assert!(!target.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
