@@ -1,4 +1,5 @@
 //! What hostile input costs in memory: of the whole process, so that these tests are alone in theirs.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::fs;
 

@@ -105,7 +105,7 @@ mod tests {
         }
         assert!(known.insert(&digest(100_000)).unwrap());
         let bytes = known.file.metadata().unwrap().len();
-        assert!(bytes >= 100_001 * 16 && bytes <= 100_001 * 16 * 4, "{bytes}");
+        assert!((100_001 * 16..=100_001 * 16 * 4).contains(&bytes), "{bytes}");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "it has no name");
     }
 
