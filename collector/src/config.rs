@@ -145,6 +145,13 @@ impl Config {
         let mut ids = self.sandbox.iter().map(|s| &s.instance_id).chain(&self.instance_id);
         let rule = "must be 1 to 128 of A-Z a-z 0-9 . _ : @ - and begin with a letter or digit";
         require(ids.all(|id| id.parse::<activity_schema::ids::InstanceId>().is_ok()), "instance_id", rule)?;
+        let mut agents = self.sandbox.iter().map(|s| &s.agent_id).chain([&self.agent_id]);
+        require(agents.all(|id| activity_schema::ids::is_id(id)), "agent_id", rule)?;
+        let mut ids = self.sandbox.iter().map(|s| &s.instance_id).chain(&self.instance_id);
+        let rule = "must not be \"unknown\", which is what is nobody's";
+        require(ids.all(|id| id != crate::sandbox::UNKNOWN), "instance_id", rule)?;
+        let mut pins = self.kernel.pin_dir.iter();
+        require(pins.all(|path| path.is_absolute()), "kernel.pin_dir", "must be an absolute path")?;
         let interval = 100..=3_600_000;
         let rule = "must be 100 to 3600000 milliseconds";
         require(interval.contains(&self.heartbeat_interval_ms), "heartbeat_interval_ms", rule)?;
@@ -176,9 +183,9 @@ impl Config {
 
 fn is_plain_cgroup(path: &str) -> bool {
     path == "/"
-        || path
-            .strip_prefix('/')
-            .is_some_and(|rest| rest.split('/').all(|part| !matches!(part, "" | "." | "..")))
+        || path.strip_prefix('/').is_some_and(|rest| {
+            rest.split('/').all(|part| !matches!(part, "" | "." | "..") && !part.contains('\0'))
+        })
 }
 
 #[cfg(test)]
@@ -206,6 +213,26 @@ mod tests {
         assert!(config("/a", &[("a", "/a")]).is_err());
         assert!(config("/", &[("a", "/a"), ("a", "/b")]).is_err());
         assert!(config("/", &[("own", "/a")]).is_err());
+    }
+
+    #[test]
+    fn names_that_no_event_may_have_are_refused() {
+        let with = |instance: &str, agent: &str, own_agent: &str| {
+            let sandbox = Sandbox {
+                instance_id: instance.to_owned(),
+                cgroup: "/a".to_owned(),
+                agent_id: agent.to_owned(),
+                runtime: Runtime::Unknown,
+            };
+            let agent_id = own_agent.to_owned();
+            Config { agent_id, sandbox: vec![sandbox], ..Config::default() }.check()
+        };
+        assert!(with("a", "b", "c").is_ok());
+        for (instance, agent, own_agent) in
+            [("unknown", "b", "c"), ("a", "", "c"), ("a", "b", ""), ("a", "b c", "c")]
+        {
+            assert!(with(instance, agent, own_agent).is_err(), "{instance:?} {agent:?} {own_agent:?}");
+        }
     }
 
     #[test]

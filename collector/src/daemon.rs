@@ -157,6 +157,8 @@ struct Daemon {
     /// What is waiting beyond this time is not drained yet.
     complete_until: Timestamp,
     timers: Timers,
+    /// UDP flows that began until then, boot clock, were told by the run before.
+    udp_told_until_ns: u64,
     canary_cpu: usize,
     canary_sent_ns: Option<u64>,
     stopping: bool,
@@ -264,7 +266,10 @@ impl Daemon {
             }
         }
         let clock = self.recorder.clock();
-        self.complete_until = if left { clock.wall_of(newest_ns) } else { clock.wall };
+        let drained = if left { clock.wall_of(newest_ns) } else { clock.wall };
+        // A fork is held back until it is known whether it is followed by an exec.
+        let held = self.observer.processes.oldest_untold_ns().map(|ns| clock.wall_of(ns.saturating_sub(1)));
+        self.complete_until = held.map_or(drained, |held| held.min(drained));
         left
     }
 
@@ -294,7 +299,7 @@ impl Daemon {
         if self.kernel.is_none() {
             next = next.min(timers.poll);
         }
-        let dues = [self.recorder.spool().next_seal_at_ns(), self.observer.processes.next_due_ns()];
+        let dues = [self.recorder.next_seal_at_ns(), self.observer.processes.next_due_ns()];
         next = dues.into_iter().flatten().fold(next, u64::min);
         Duration::from_nanos(next.saturating_sub(now))
     }
@@ -303,6 +308,10 @@ impl Daemon {
     fn stop(&mut self, syncer: &Syncer<OsDisk>) {
         self.read_clock();
         while self.drain() {}
+        // Nothing is held back any more.
+        self.observer.tell_due(&mut self.recorder, u64::MAX);
+        self.complete_until = self.recorder.clock().wall;
+        self.tell_udp(self.recorder.clock().boot_ns, 0);
         self.each_second(self.recorder.clock().boot_ns);
         let instances = self.observer.sandboxes.all_and_unknown();
         self.recorder.emit_losses(&instances);

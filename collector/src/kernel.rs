@@ -47,7 +47,7 @@ pub use record::{
     ForkRecord, PathClass, Record, TcpResult, decode, has_owner, known,
 };
 pub use ring::RingPosition;
-pub use udp::UdpFlow;
+pub use udp::{UdpFlow, UdpFlows};
 
 use loss::{Ledger, LossMaps};
 use ring::Ring;
@@ -242,6 +242,7 @@ pub struct KernelSource {
     rings: [Ring; 4],
     epoll: Epoll,
     ledger: Ledger,
+    udp_opened: udp::Opened,
     canaries: canary::Canaries,
     own_tgid: u32,
     possible_cpus: usize,
@@ -278,6 +279,7 @@ impl KernelSource {
             rings,
             epoll,
             ledger,
+            udp_opened: udp::Opened::default(),
             canaries: canary::Canaries::default(),
             own_tgid,
             possible_cpus: aya::util::nr_cpus().unwrap_or(1),
@@ -405,14 +407,14 @@ impl KernelSource {
         self.ignored().put(&tgid.to_ne_bytes(), &1u32.to_ne_bytes())
     }
 
-    /// UDP flows that ended, or had no packet for `idle_ns` before `now_ns` (boot clock); each once.
-    pub fn udp_flows(&mut self, now_ns: u64, idle_ns: u64) -> Vec<UdpFlow> {
-        udp::take_ended(self.map("udp_flows"), self.map("udp_sockets"), now_ns, idle_ns).unwrap_or_else(
-            |error| {
-                tracing::warn!(%error, "udp flows cannot be read");
-                Vec::new()
-            },
-        )
+    /// UDP flows that are new, and those that ended or had no packet for `idle_ns` before `now_ns` (boot clock).
+    pub fn udp_flows(&mut self, now_ns: u64, idle_ns: u64) -> UdpFlows {
+        let (flows, sockets) =
+            (map(&self.attached.maps, "udp_flows"), map(&self.attached.maps, "udp_sockets"));
+        udp::look(flows, sockets, &mut self.udp_opened, now_ns, idle_ns).unwrap_or_else(|error| {
+            tracing::warn!(%error, "udp flows cannot be read");
+            UdpFlows::default()
+        })
     }
 
     /// Makes a process on `cpu` that forks, fails an exec and exits, to be found by [`Self::drain`]. Costs about

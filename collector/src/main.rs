@@ -53,6 +53,9 @@ enum Command {
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        // A log that cannot be written must not end what it is about.
+        .log_internal_errors(false)
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("ACTIVITY_LOG").unwrap_or_else(|_| "info".into()),
         )

@@ -18,7 +18,7 @@ use crate::kernel::{
 };
 use crate::process::{Process, ProcessTable};
 use crate::recorder::{Draft, Ids, Recorder};
-use crate::sandbox::{Instance, Sandboxes};
+use crate::sandbox::{Instance, Sandboxes, UNKNOWN};
 use crate::scope::{Scope, ScopeTable, scope_text};
 use crate::spool::{Disk, Loss};
 
@@ -149,7 +149,7 @@ impl Observer {
     /// was last seen, or anywhere.
     fn unplaced(&mut self, common: &Common) -> Arc<Instance> {
         let last = self.processes.get_mut(common.tgid, common.start_boottime_ns).map(|p| p.instance.clone());
-        let last = last.filter(|i| i.instance_id != "unknown").map(|i| i.instance_id.clone());
+        let last = last.filter(|i| i.instance_id != UNKNOWN).map(|i| i.instance_id.clone());
         let at = common.ktime_boot_ns;
         let span = self.unplaced.entry(last).or_insert(Unplaced { count: 0, first_ns: at, last_ns: at });
         span.count += 1;
@@ -468,19 +468,23 @@ impl Observer {
         self.emit(recorder, "network.listen", at, &context, actor, Some(Status::Success), None, payload);
     }
 
-    /// UDP flows that ended, from the kernel's map.
-    pub fn udp<D: Disk>(&mut self, recorder: &mut Recorder<D>, flow: &UdpFlow) {
+    /// A UDP flow from the kernel's map: that it ended, or else that it is there.
+    pub fn udp<D: Disk>(&mut self, recorder: &mut Recorder<D>, flow: &UdpFlow, ended: bool) {
         let context = self.context(&flow.common);
         let mut payload = endpoints("udp", flow.direction, flow.local, flow.peer);
-        payload.set("bytes_sent", flow.bytes_sent).set("bytes_received", flow.bytes_received);
-        payload.set("packets_sent", flow.packets_sent).set("packets_received", flow.packets_received);
-        let wall = |ns| recorder.clock().wall_of(ns).to_string();
-        payload.set("first_seen", wall(flow.first_seen_ns)).set("last_seen", wall(flow.last_seen_ns));
+        let (name, at, status) = if ended {
+            payload.set("bytes_sent", flow.bytes_sent).set("bytes_received", flow.bytes_received);
+            payload.set("packets_sent", flow.packets_sent).set("packets_received", flow.packets_received);
+            let wall = |ns| recorder.clock().wall_of(ns).to_string();
+            payload.set("first_seen", wall(flow.first_seen_ns)).set("last_seen", wall(flow.last_seen_ns));
+            ("network.flow.closed", flow.last_seen_ns, Status::Success)
+        } else {
+            ("network.flow.started", flow.first_seen_ns, Status::Started)
+        };
         payload.set("payload_captured", false).set("join", context.join);
         payload.set("owner_basis", owner_basis(&flow.common, FlowDirection::Outbound));
         let actor = context.process_id.clone().map(|id| process_entity_owned(&id, &flow.common));
-        let (at, status) = (flow.last_seen_ns, Some(Status::Success));
-        self.emit(recorder, "network.flow.closed", at, &context, actor, status, None, payload);
+        self.emit(recorder, name, at, &context, actor, Some(status), None, payload);
     }
 
     /// Kernel losses, by sandbox.

@@ -136,6 +136,14 @@ impl ProcessTable {
         let (tgid, _) = self.waiting.front()?;
         Some(self.by_tgid.get(tgid).map_or(0, |p| p.forked_at_ns.saturating_add(FORK_PATIENCE_NS)))
     }
+
+    /// When the oldest fork happened that is not told yet, boot clock.
+    pub fn oldest_untold_ns(&self) -> Option<u64> {
+        let process = |(tgid, start_ns): &(u32, u64)| {
+            self.by_tgid.get(tgid).filter(|p| p.start_ns == *start_ns && !p.told)
+        };
+        self.waiting.iter().find_map(process).map(|p| p.forked_at_ns)
+    }
 }
 
 fn remember(memory: &mut Option<ProcessMemory>, process: &Process) {
@@ -213,9 +221,13 @@ mod tests {
     fn a_fork_that_did_not_exec_for_a_second_is_told_once() {
         let mut table = ProcessTable::default();
         table.insert(Process { told: false, forked_at_ns: 5, ..process(1, &instance()) });
-        assert_eq!(table.next_due_ns(), Some(1_000_000_005));
+        table.insert(Process { told: false, forked_at_ns: 9, ..process(2, &instance()) });
+        assert_eq!((table.next_due_ns(), table.oldest_untold_ns()), (Some(1_000_000_005), Some(5)));
         assert!(table.due(1_000_000_004).is_empty());
         assert_eq!(table.due(1_000_000_005).len(), 1);
+        assert_eq!(table.oldest_untold_ns(), Some(9));
+        assert_eq!(table.due(1_000_000_009).len(), 1);
+        assert_eq!(table.oldest_untold_ns(), None);
         assert!(table.due(9_000_000_000).is_empty());
     }
 }

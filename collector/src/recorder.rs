@@ -86,6 +86,8 @@ struct Pending {
 
 /// The log hears of a spool that cannot be written once in this time.
 const TELL_EVERY_NS: u64 = 10_000_000_000;
+/// Until sealing is tried again on a disk that did not take it.
+const SEAL_AGAIN_NS: u64 = 1_000_000_000;
 
 pub struct Recorder<D: Disk> {
     spool: Spool<D>,
@@ -103,6 +105,8 @@ pub struct Recorder<D: Disk> {
     pub drops_total: u64,
     /// Until then the log has been told that the spool cannot be written, boot clock.
     told_until_ns: u64,
+    /// Sealing failed and is not tried until then, boot clock.
+    seal_again_ns: u64,
 }
 
 impl<D: Disk> Recorder<D> {
@@ -122,6 +126,7 @@ impl<D: Disk> Recorder<D> {
             refused: 0,
             drops_total: 0,
             told_until_ns: 0,
+            seal_again_ns: 0,
         }
     }
 
@@ -263,15 +268,19 @@ impl<D: Disk> Recorder<D> {
         self.account_sheds();
     }
 
+    fn tell(&mut self, error: &std::io::Error, what: &str) {
+        if self.clock.boot_ns >= self.told_until_ns {
+            self.told_until_ns = self.clock.boot_ns + TELL_EVERY_NS;
+            tracing::error!(%error, "{what}");
+        }
+    }
+
     /// What could not be appended is lost: exactly, of each sandbox and each event name.
     fn lost_at_append(&mut self, class: Class, error: &AppendError, pending: &Pending) {
         let reason = match error {
             AppendError::Quota => LossReason::SpoolQuota,
             AppendError::Io(source) => {
-                if self.clock.boot_ns >= self.told_until_ns {
-                    self.told_until_ns = self.clock.boot_ns + TELL_EVERY_NS;
-                    tracing::error!(error = %source, "the spool cannot be written; what is lost is counted");
-                }
+                self.tell(source, "the spool cannot be written; what is lost is counted");
                 LossReason::DiskFull
             }
         };
@@ -345,11 +354,18 @@ impl<D: Disk> Recorder<D> {
     pub fn seal_due(&mut self) -> Vec<Unsynced<D>> {
         self.spool.forget_told_losses();
         for class in Class::ALL {
-            if self.spool.seal_due(*class, self.clock.boot_ns, 0, 0) {
+            if self.clock.boot_ns >= self.seal_again_ns
+                && self.spool.seal_due(*class, self.clock.boot_ns, 0, 0)
+            {
                 self.seal(*class);
             }
         }
         std::mem::take(&mut self.sealed)
+    }
+
+    /// When [`Recorder::seal_due`] has something to do, boot clock.
+    pub fn next_seal_at_ns(&self) -> Option<u64> {
+        self.spool.next_seal_at_ns().map(|at| at.max(self.seal_again_ns))
     }
 
     /// Seals everything, due or not; [`Recorder::seal_due`] tells the batches.
@@ -364,7 +380,10 @@ impl<D: Disk> Recorder<D> {
         match self.spool.seal(class, self.clock.state, self.clock.wall) {
             Ok(sealed) => self.sealed.extend(sealed),
             // The lines stay open; the next seal takes them along.
-            Err(error) => tracing::error!(%error, %class, "a batch cannot be sealed"),
+            Err(error) => {
+                self.seal_again_ns = self.clock.boot_ns + SEAL_AGAIN_NS;
+                self.tell(&error, "a batch cannot be sealed; its events wait");
+            }
         }
     }
 }

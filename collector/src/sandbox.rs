@@ -10,6 +10,8 @@ use activity_schema::event::{Layer, Runtime};
 
 use crate::kernel::CgroupRecord;
 
+/// Instance of what is nobody's.
+pub const UNKNOWN: &str = "unknown";
 /// Resolved cgroup ids kept; beyond that the cache is emptied and filled anew.
 const CACHE_MAX: usize = 16_384;
 /// Deepest cgroup below a sandbox's own that is searched.
@@ -40,8 +42,8 @@ impl Sandboxes {
     /// `root` is the mount point of cgroup v2. `own` is what the collector itself stands for.
     pub fn new(root: PathBuf, own: Instance, others: Vec<Instance>) -> Self {
         let unknown = Arc::new(Instance {
-            instance_id: "unknown".to_owned(),
-            agent_id: "unknown".to_owned(),
+            instance_id: UNKNOWN.to_owned(),
+            agent_id: UNKNOWN.to_owned(),
             runtime: Runtime::Unknown,
             layer: own.layer,
             cgroup: String::new(),
@@ -97,7 +99,7 @@ impl Sandboxes {
         self.learns = true;
         let mut left = vec![self.root.clone()];
         while let Some(dir) = left.pop() {
-            let below = dir.strip_prefix(&self.root).ok().and_then(Path::to_str);
+            let below = dir.strip_prefix(&self.root).ok().map(Path::to_string_lossy);
             if let (Some(id), Some(below)) = (inode(&dir), below)
                 && self.by_cgroup.len() < CACHE_MAX
             {
@@ -111,10 +113,8 @@ impl Sandboxes {
 
     /// Takes note of a new cgroup, which may be gone by the time that something of it is read.
     pub fn learn(&mut self, cgroup: &CgroupRecord<'_>) {
-        if let (true, false, Ok(path)) =
-            (self.learns, cgroup.path_truncated, std::str::from_utf8(cgroup.path))
-        {
-            let owner = self.owner(path);
+        if self.learns && !cgroup.path_truncated {
+            let owner = self.owner(&String::from_utf8_lossy(cgroup.path));
             self.keep(cgroup.common.cgroup_id, Some(owner));
         }
     }
@@ -136,20 +136,27 @@ impl Sandboxes {
         nearest.unwrap_or(&self.unknown).clone()
     }
 
+    /// The sandbox that a process is in now; nobody's when its cgroup cannot be read.
+    pub fn owner_of(&self, pid: u32) -> Arc<Instance> {
+        cgroup_path(pid).map_or_else(|| self.unknown.clone(), |path| self.owner(&path))
+    }
+
     /// Looks for a cgroup id below the sandboxes and at the top of the hierarchy.
     fn search(&self, cgroup_id: u64) -> Option<String> {
         self.instances.iter().rev().find_map(|instance| {
             let start = self.path_of(instance);
             let depth = if instance.cgroup == "/" { 3 } else { DEPTH_MAX };
             find_inode(&start, cgroup_id, depth)
-                .and_then(|p| Some(format!("/{}", p.strip_prefix(&self.root).ok()?.to_str()?)))
+                .and_then(|p| Some(format!("/{}", p.strip_prefix(&self.root).ok()?.to_string_lossy())))
         })
     }
 }
 
-/// Path of a process in cgroup v2, from `/proc/<pid>/cgroup` (cgroups(7)).
+/// Path of a process in cgroup v2, from `/proc/<pid>/cgroup` (cgroups(7)). A name below a sandbox's need not be text: what
+/// is not is replaced, and the sandbox's own path before it stays as it is.
 pub fn cgroup_path(pid: u32) -> Option<String> {
-    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let bytes = fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    let text = String::from_utf8_lossy(&bytes);
     text.lines().find_map(|l| l.strip_prefix("0::")).map(str::to_owned)
 }
 

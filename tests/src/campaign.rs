@@ -17,7 +17,7 @@ pub use blind::{
     absent_sandbox, lost_programs, nested_cgroups, one_instance, removed_socket, short_certificates,
     stopped_process,
 };
-pub use connection::short_connection;
+pub use connection::{open_datagram_socket, short_connection};
 pub use durability::durability;
 pub use exec::{exec_truth, reparented_truth};
 pub use fuzz::fuzz;

@@ -28,6 +28,18 @@ fn refusal(answer: Result<activity_schema::api::BatchesAnswer, ClientError>) -> 
     }
 }
 
+/// A log that cannot be written does not change how a program ends.
+#[test]
+fn a_full_log_is_no_panic() {
+    for program in ["activity-gateway", "activity-collector"] {
+        let mut command = activity_tests::lab::binary(program).unwrap();
+        command.args(if program == "activity-gateway" { ["run", "--data"] } else { ["run", "--config"] });
+        let log = std::fs::File::create("/dev/full").unwrap();
+        let status = command.arg("/nowhere/at/all").stderr(log).status().unwrap();
+        assert_eq!(status.code(), Some(1), "{program}");
+    }
+}
+
 /// Field case 21: split or refused with a reason, never dropped and acknowledged.
 #[test]
 fn field_case_21_what_is_over_a_limit_is_refused_with_its_reason_and_not_acknowledged() {

@@ -161,6 +161,15 @@ fn a_sandbox_without_a_cgroup_is_not_vouched_for_until_it_comes() {
     }
 }
 
+/// A datagram that was sent is no secret of an open socket.
+#[test]
+fn a_udp_flow_is_told_while_it_is_open_and_its_end_at_a_graceful_stop() {
+    if let Some((open, stopped)) = here(campaign::open_datagram_socket) {
+        assert_eq!(open, ["network.flow.started"]);
+        assert_eq!(stopped, ["network.flow.started", "network.flow.closed"]);
+    }
+}
+
 /// Programs that are not pinned end with the process that holds them.
 #[test]
 fn without_its_kernel_programs_a_collector_vouches_for_no_process() {

@@ -4,7 +4,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
 use activity_schema::catalog;
 use activity_schema::coverage::LossReason;
@@ -20,7 +19,7 @@ use crate::identity::TICK_NS;
 use crate::kernel::KernelSource;
 use crate::observe::Observer;
 use crate::recorder::{Draft, Ids, Recorder};
-use crate::sandbox::Instance;
+use crate::sandbox::UNKNOWN;
 use crate::scope::{Caller, OpenRequest, Root, Scope, ScopeRefusal, ScopeTable, parse_scope, scope_text};
 use crate::spool::{Disk, Loss};
 
@@ -120,16 +119,18 @@ pub struct Parts<'a, D: Disk> {
 pub fn handle<D: Disk>(parts: &mut Parts<'_, D>, request: AgentRequest) {
     match request {
         AgentRequest::Events { peer, body, reply } => {
-            let _ = reply.send(parts.events(&peer, &body));
+            let answer = parts.foreign(&peer);
+            let _ = reply.send(answer.unwrap_or_else(|| parts.events(&peer, &body)));
         }
         AgentRequest::Scope { peer, request, reply } => {
-            let answer = match parts.scope(&peer, request) {
+            let answer = parts.foreign(&peer);
+            let answer = answer.unwrap_or_else(|| match parts.scope(&peer, request) {
                 Ok(answer) => Answer::Ok(answer),
                 Err(refusal) => {
                     *parts.rejected += 1;
                     Answer::Refused(refusal.to_string())
                 }
-            };
+            });
             let _ = reply.send(answer);
         }
         AgentRequest::TurnedAway { peer } => parts.lose(parts.known_instance(&peer), 1),
@@ -147,14 +148,19 @@ impl<D: Disk> Parts<'_, D> {
     }
 
     fn known_instance(&self, peer: &Peer) -> Option<String> {
-        Some(self.instance_of(peer.pid).instance_id.clone()).filter(|id| id != "unknown")
+        Some(self.observer.sandboxes.owner_of(peer.pid).instance_id.clone()).filter(|id| id != UNKNOWN)
     }
 
-    fn instance_of(&self, pid: u32) -> Arc<Instance> {
-        match crate::sandbox::cgroup_path(pid) {
-            Some(path) => self.observer.sandboxes.owner(&path),
-            None => self.observer.sandboxes.own().clone(),
+    /// Refuses an agent of an instance that the enrolment does not cover: nothing that it says would be recorded.
+    fn foreign<T>(&mut self, peer: &Peer) -> Option<Answer<T>> {
+        let own = &self.observer.sandboxes.own().instance_id;
+        if !self.recorder.only_own || self.observer.sandboxes.owner_of(peer.pid).instance_id == *own {
+            return None;
         }
+        *self.rejected += 1;
+        Some(Answer::Refused(
+            "your process is outside the instance that this collector is enrolled for".to_owned(),
+        ))
     }
 
     fn events(&mut self, peer: &Peer, body: &[u8]) -> Answer<EventsAnswer> {
@@ -203,7 +209,7 @@ impl<D: Disk> Parts<'_, D> {
         {
             return Err(format!("payload.{key} looks like a secret"));
         }
-        let instance = self.instance_of(peer.pid);
+        let instance = self.observer.sandboxes.owner_of(peer.pid);
         let actor = Entity {
             kind: "process".into(),
             id: caller.process_id.clone().into(),
@@ -299,7 +305,7 @@ impl<D: Disk> Parts<'_, D> {
     }
 
     fn tell(&mut self, name: &'static str, pid: u32, scope: &Scope, at: Timestamp) {
-        let instance = self.instance_of(pid);
+        let instance = self.observer.sandboxes.owner_of(pid);
         let join = self.join();
         self.observer.scope_event(self.recorder, name, scope, &instance, at, join);
         self.log.write(self.boot_id, scope);

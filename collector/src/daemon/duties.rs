@@ -12,6 +12,7 @@ use crate::spool::Loss;
 pub(crate) const UDP_IDLE_NS: u64 = 30_000_000_000;
 /// Polling of procfs where there is no eBPF.
 const POLL_INTERVAL_NS: u64 = 100_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
 
 /// When each recurring duty is due, boot clock.
 #[derive(Default)]
@@ -31,7 +32,7 @@ impl Daemon {
             self.observer.poll(&mut self.recorder, &mut self.polled);
         }
         if now >= self.timers.second.min(self.timers.heartbeat) {
-            self.timers.second = now + 1_000_000_000;
+            self.timers.second = now + SECOND_NS;
             self.each_second(now);
         }
         if now >= self.timers.sample {
@@ -54,10 +55,8 @@ impl Daemon {
         self.listen_well();
         self.look_for_absent();
         self.keep_losses();
+        self.tell_udp(now, UDP_IDLE_NS);
         if let Some(kernel) = &mut self.kernel {
-            for flow in kernel.udp_flows(now, UDP_IDLE_NS) {
-                self.observer.udp(&mut self.recorder, &flow);
-            }
             for loss in kernel.losses() {
                 self.observer.lost(&mut self.recorder, &loss);
             }
@@ -78,6 +77,31 @@ impl Daemon {
         if undecodable > 0 {
             let names = ["process.exec", "process.exited", "network.flow.closed"];
             self.lose_unplaced(LossReason::RingFull, &names, "kernel/decode", undecodable);
+        }
+    }
+
+    /// UDP flows are no records of a ring: they are looked for. Those without a packet for `idle_ns` are ended.
+    pub(super) fn tell_udp(&mut self, now_ns: u64, idle_ns: u64) {
+        let Some(kernel) = &mut self.kernel else { return };
+        let found = kernel.udp_flows(now_ns, idle_ns);
+        for flow in found.ended {
+            self.observer.udp(&mut self.recorder, &flow, true);
+        }
+        let told_until_ns = std::mem::take(&mut self.udp_told_until_ns);
+        for flow in found.opened {
+            if flow.first_seen_ns > told_until_ns {
+                self.observer.udp(&mut self.recorder, &flow, false);
+            } else if told_until_ns.saturating_sub(flow.first_seen_ns) < 2 * SECOND_NS {
+                // The run before may have ended between its first packet and the next look.
+                let at = self.recorder.clock().wall_of(flow.first_seen_ns);
+                let loss = Loss::of(
+                    LossReason::CollectorDown,
+                    "kernel/udp_flow",
+                    &["network.flow.started"],
+                    (at, at),
+                );
+                self.recorder.lose(loss.counted(1, false));
+            }
         }
     }
 

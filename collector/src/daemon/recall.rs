@@ -36,14 +36,13 @@ impl Daemon {
         if self.kernel.is_none() {
             return;
         }
-        let told_until = match self.recovery.newest {
-            Some(_) if restarted && self.watched => u64::MAX,
-            Some(newest) if restarted => {
-                let offset = self.recorder.clock().offset_ns();
-                u64::try_from(newest.as_nanos().saturating_sub(offset)).unwrap_or(0)
-            }
-            _ => 0,
-        };
+        let offset = self.recorder.clock().offset_ns();
+        let newest = self.recovery.newest.filter(|_| restarted);
+        let newest = newest.map(|t| u64::try_from(t.as_nanos().saturating_sub(offset)).unwrap_or(0));
+        if self.watched {
+            self.udp_told_until_ns = newest.unwrap_or(0);
+        }
+        let told_until = newest.map_or(0, |newest| if self.watched { u64::MAX } else { newest });
         self.drain();
         self.observer.seed(&mut self.recorder, told_until);
     }

@@ -42,10 +42,7 @@ impl Daemon {
         let clock = ClockReading::now();
         let boot_id = identity::boot_id().context("cannot read the boot id")?;
         let nonce = match &config.nonce_file {
-            Some(path) => std::fs::read_to_string(path)
-                .with_context(|| format!("nonce_file {}", path.display()))?
-                .trim()
-                .to_owned(),
+            Some(path) => nonce_in(path).with_context(|| format!("nonce_file {}", path.display()))?,
             None => String::new(),
         };
         let epoch = Epoch::new(uuid::Uuid::now_v7().to_string())?;
@@ -135,6 +132,7 @@ impl Daemon {
             busy: false,
             complete_until: clock.wall,
             timers: Timers::default(),
+            udp_told_until_ns: 0,
             canary_cpu: 0,
             canary_sent_ns: None,
             stopping: false,
@@ -180,6 +178,21 @@ pub(super) fn lock(state: &Path) -> anyhow::Result<nix::fcntl::Flock<std::fs::Fi
         std::thread::sleep(BETWEEN);
     }
     anyhow::bail!("another collector uses {}", state.display())
+}
+
+/// The nonce in a regular file of at most 4 KiB.
+fn nonce_in(path: &Path) -> std::io::Result<String> {
+    const NONCE_BYTES_MAX: u64 = 4096;
+    use std::io::Read as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.len() > NONCE_BYTES_MAX {
+        return Err(std::io::Error::other("it must be a regular file of at most 4096 bytes"));
+    }
+    let mut text = String::new();
+    file.take(NONCE_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text.trim().to_owned())
 }
 
 pub(super) fn names(config: &Config, enrolment: Option<&Identity>) -> anyhow::Result<Names> {

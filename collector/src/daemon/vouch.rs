@@ -66,6 +66,7 @@ impl Daemon {
         "the process that held the kernel programs ended".clone_into(&mut self.no_kernel);
         tracing::warn!(reason = self.no_kernel, "processes are polled from procfs");
         while self.drain() {}
+        self.tell_udp(self.recorder.clock().boot_ns, 0);
         let since = self.hearing.looked_at();
         self.kernel = None;
         self.attach = None;
@@ -77,13 +78,13 @@ impl Daemon {
         self.declare_all();
     }
 
-    /// Sandboxes whose cgroup has come are watched from now on.
+    /// Sandboxes whose cgroup has come are watched from now on, and those whose cgroup is gone no longer.
     pub(super) fn look_for_absent(&mut self) {
-        for instance in std::mem::take(&mut self.absent) {
-            if self.observer.sandboxes.path_of(&instance).is_dir() {
+        for instance in self.observer.sandboxes.all().to_vec() {
+            let was_there = !self.absent.contains(&instance);
+            if was_there != self.observer.sandboxes.path_of(&instance).is_dir() {
+                self.absent.retain(|absent| *absent != instance);
                 self.declare(&instance);
-            } else {
-                self.absent.push(instance);
             }
         }
     }

@@ -1,6 +1,7 @@
 //! UDP flows, read from the map where the packet hooks count them.
 #![allow(unsafe_code, reason = "marks map values as plain integers")]
 
+use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -14,7 +15,19 @@ use super::sys::ByteMap;
 /// Keys read in one walk: twice what the maps hold, since a walk restarts when a key vanishes.
 const KEYS_MAX: usize = 16384;
 
-/// A flow that ended or fell idle. `common.ktime_boot_ns` is its last packet.
+/// Flows by what became of them since the last look.
+#[derive(Debug, Default)]
+pub struct UdpFlows {
+    /// Seen for the first time, and not ended.
+    pub opened: Vec<UdpFlow>,
+    /// Each once: the socket is closed, or there was no packet for a while.
+    pub ended: Vec<UdpFlow>,
+}
+
+/// Keys of the flows that were told as opened.
+pub(super) type Opened = HashSet<[u8; 32]>;
+
+/// A flow as it stands. `common.ktime_boot_ns` is its last packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UdpFlow {
     pub common: Common,
@@ -39,13 +52,14 @@ unsafe impl Plain for UdpFlowCount {}
 // SAFETY: see above.
 unsafe impl Plain for UdpSocket {}
 
-/// Takes the flows whose socket is closed or that have been silent for `idle_ns` out of the map.
-pub(super) fn take_ended(
+/// Takes the flows whose socket is closed or that have been silent for `idle_ns` out of the map, and notes the others.
+pub(super) fn look(
     flows: BorrowedFd<'_>,
     sockets: BorrowedFd<'_>,
+    opened: &mut Opened,
     now_ns: u64,
     idle_ns: u64,
-) -> io::Result<Vec<UdpFlow>> {
+) -> io::Result<UdpFlows> {
     let flows = ByteMap::<32, 120>(flows);
     let sockets = ByteMap::<8, 64>(sockets);
     // Sockets first: a flow of one that is closed by now is complete.
@@ -56,7 +70,7 @@ pub(super) fn take_ended(
             closed.push(cookie);
         }
     }
-    let mut ended = Vec::new();
+    let mut found = UdpFlows::default();
     for key_bytes in flows.keys(KEYS_MAX)? {
         let Ok(key) = plain::<UdpFlowKey>(&key_bytes, 0) else { continue };
         let is_closed = closed.contains(&key.cookie.to_ne_bytes());
@@ -65,15 +79,19 @@ pub(super) fn take_ended(
             continue;
         };
         if !is_closed && now_ns.saturating_sub(count.last_seen_ns) < idle_ns {
+            if opened.insert(key_bytes) {
+                found.opened.extend(flow(&key, &count, false));
+            }
             continue;
         }
+        opened.remove(&key_bytes);
         let taken = flows.take(&key_bytes)?.and_then(|bytes| plain::<UdpFlowCount>(&bytes, 0).ok());
-        ended.extend(taken.and_then(|count| flow(&key, &count, is_closed)));
+        found.ended.extend(taken.and_then(|count| flow(&key, &count, is_closed)));
     }
     for cookie in closed {
         sockets.remove(&cookie)?;
     }
-    Ok(ended)
+    Ok(found)
 }
 
 fn flow(key: &UdpFlowKey, count: &UdpFlowCount, closed: bool) -> Option<UdpFlow> {

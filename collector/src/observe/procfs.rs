@@ -79,10 +79,7 @@ impl Observer {
     }
 
     fn entry(&mut self, seen: &Seen, all: &BTreeMap<u32, Seen>) -> Process {
-        let instance = match crate::sandbox::cgroup_path(seen.pid) {
-            Some(path) => self.sandboxes.owner(&path),
-            None => self.sandboxes.own().clone(),
-        };
+        let instance = self.sandboxes.owner_of(seen.pid);
         let parent = all.get(&seen.ppid).map(|p| Arc::from(self.ids.of(p.pid, p.start_ns)));
         let parent_key = all.get(&seen.ppid).map_or((0, 0), |p| (p.pid, p.start_ns));
         Process {

@@ -86,6 +86,8 @@ fn main() -> ExitCode {
         .with_env_filter(filter.unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        // A log that cannot be written must not end what it is about.
+        .log_internal_errors(false)
         .init();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let result = runtime.context("no runtime").and_then(|runtime| runtime.block_on(execute(cli.command)));

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -82,14 +82,20 @@ pub struct Disk {
 /// Open handles kept; beyond it all are closed (after use they are reopened on demand).
 const HANDLES_MAX: usize = 128;
 
+/// What stands in a file's place, a FIFO say, is not waited for (open(2), O_NONBLOCK).
+fn reading() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(nix::libc::O_NONBLOCK);
+    options
+}
+
 impl Disk {
     fn open(&self, path: &Path, write: bool) -> io::Result<Arc<File>> {
         let mut handles = self.handles.lock();
         if let Some(file) = handles.get(path) {
             return Ok(Arc::clone(file));
         }
-        let mut options = OpenOptions::new();
-        options.read(true);
+        let mut options = reading();
         if write {
             options.write(true).create(true).mode(0o600);
         }
@@ -149,7 +155,13 @@ impl Storage for Disk {
     }
 
     fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        std::fs::read(path)
+        let mut file = reading().open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 
     fn read_at(&self, path: &Path, offset: u64, len: usize) -> io::Result<Vec<u8>> {

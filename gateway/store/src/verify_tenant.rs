@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use activity_schema::checkpoint::Checkpoint;
 use activity_schema::ids::{StreamId, TenantId};
@@ -115,7 +116,8 @@ impl<'a> TenantCheck<'a> {
     ) -> Result<Self, KeyringError> {
         let log = tenant_dir(store, id).join("log");
         let read = |name: &str| env.storage.read(&log.join(name)).unwrap_or_default();
-        let (origin_raw, leaves) = (read("origin"), read("leaves"));
+        // Leaves last: a running gateway makes checkpoints of leaves that are there.
+        let (origin_raw, notes, leaves) = (read("origin"), read("checkpoints"), read("leaves"));
         Ok(TenantCheck {
             id: id.clone(),
             base: format!("tenants/{id}"),
@@ -127,7 +129,7 @@ impl<'a> TenantCheck<'a> {
             origin_raw,
             leaves_len: leaves.len(),
             leaves: leaves.chunks_exact(LEAF_BYTES).filter_map(|c| c.try_into().ok().map(Hash)).collect(),
-            notes: read("checkpoints"),
+            notes,
             stored: BTreeMap::new(),
             segments: BTreeSet::new(),
             chains: BTreeMap::new(),
@@ -163,6 +165,24 @@ impl<'a> TenantCheck<'a> {
     /// Whether the log says that this batch was acknowledged.
     pub(crate) fn is_logged(&self, leaf: u64, hash: Hash) -> bool {
         usize::try_from(leaf).ok().and_then(|at| self.leaves.get(at)) == Some(&merkle::leaf_hash(&hash.0))
+    }
+
+    /// A running gateway went on meanwhile: takes the leaves of batches that were read since from the log as it is now.
+    pub(crate) fn catch_up(&mut self, env: &Env, store: &Path) {
+        /// A leaf follows its batch within milliseconds.
+        const LEAF_FOLLOWS: Duration = Duration::from_millis(50);
+        let path = tenant_dir(store, &self.id).join("log/leaves");
+        let needed = self.stored.last_key_value().map_or(0, |(leaf, _)| *leaf).saturating_add(1);
+        let needed = usize::try_from(needed).unwrap_or(usize::MAX);
+        for wait in [Duration::ZERO, LEAF_FOLLOWS] {
+            if self.leaves.len() >= needed {
+                return;
+            }
+            std::thread::sleep(wait);
+            let now = env.storage.read(&path).unwrap_or_default();
+            let new = now.chunks_exact(LEAF_BYTES).skip(self.leaves.len()).take(needed - self.leaves.len());
+            self.leaves.extend(new.filter_map(|leaf| leaf.try_into().ok().map(Hash)));
+        }
     }
 
     /// A batch in a commit file; passed over when the segment made of that file holds it.

@@ -2,12 +2,13 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 
 use super::{lab_with, load_with};
-use crate::lab::Arena;
+use crate::lab::{Arena, Lab};
 
 /// What the flow must show.
 pub struct Connection {
@@ -17,6 +18,27 @@ pub struct Connection {
     pub port: u16,
     /// `network.flow.closed` of the sandbox.
     pub flows: Vec<Value>,
+}
+
+/// A UDP socket that stays open: what was told of its flow while it was open, and after the collector had ended well.
+pub fn open_datagram_socket() -> anyhow::Result<(Vec<String>, Vec<String>)> {
+    let arena = Arena::new("datagram")?;
+    let mut lab = lab_with(&[&arena])?;
+    let script = "exec 3<>/dev/udp/127.0.0.1/9; echo x >&3; read never < <(exec cat)";
+    let mut command = Command::new("/bin/bash");
+    let mut sender = arena.spawn(command.args(["-c", script]).stdin(Stdio::piped()).stderr(Stdio::null()))?;
+    super::settle(&lab)?;
+    let told = |lab: &Lab| -> anyhow::Result<Vec<String>> {
+        let flows = lab.events(&["--instance", arena.name(), "--class", "network"])?;
+        let udp = flows.iter().filter(|event| event["payload"]["protocol"] == "udp");
+        Ok(udp.filter_map(|event| event["event_name"].as_str().map(str::to_owned)).collect())
+    };
+    let open = told(&lab)?;
+    lab.collector.take().context("no collector")?.stop()?;
+    let stopped = told(&lab)?;
+    sender.kill()?;
+    sender.wait()?;
+    Ok((open, stopped))
 }
 
 pub fn short_connection() -> anyhow::Result<Connection> {

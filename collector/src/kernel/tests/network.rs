@@ -3,7 +3,7 @@
 use std::net::UdpSocket;
 
 use super::harness::{Cgroup, Seen, attach, config, run};
-use crate::kernel::{FlowDirection, FlowPhase, FlowRecord, RingSizes, TcpResult};
+use crate::kernel::{FlowDirection, FlowPhase, FlowRecord, RingSizes, TcpResult, UdpFlow};
 
 #[test]
 fn a_short_tcp_connection_has_its_owner_and_its_bytes() {
@@ -56,7 +56,7 @@ fn a_udp_exchange_is_two_flows() {
     let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
     let cgroup = Cgroup::new();
     let (truth, _) = run(&mut source, &cgroup, "udp");
-    let flows = source.udp_flows(0, u64::MAX);
+    let flows = source.udp_flows(0, u64::MAX).ended;
     assert!(!truth.all("udp").is_empty());
     for line in truth.all("udp") {
         let [pid, client, server] = *line else { panic!("{truth:?}") };
@@ -73,7 +73,10 @@ fn a_udp_exchange_is_two_flows() {
         assert_eq!(side(client, server), (300, 3, 120, 3, FlowDirection::Outbound));
         assert_eq!(side(server, client), (120, 3, 300, 3, FlowDirection::Inbound));
     }
-    assert!(source.udp_flows(0, u64::MAX).iter().all(|flow| flow.common.cgroup_id != cgroup.id), "told once");
+    assert!(
+        source.udp_flows(0, u64::MAX).ended.iter().all(|flow| flow.common.cgroup_id != cgroup.id),
+        "told once"
+    );
 }
 
 #[test]
@@ -87,7 +90,11 @@ fn a_udp_flow_without_a_packet_for_30_s_is_told() {
     let port = client.local_addr().unwrap().port();
     let mut told = |now_ns| {
         let flows = source.udp_flows(now_ns, crate::daemon::duties::UDP_IDLE_NS);
-        flows.iter().any(|flow| flow.local.port() == port && !flow.closed)
+        let is_told = |of: &[UdpFlow]| of.iter().any(|flow| flow.local.port() == port && !flow.closed);
+        (is_told(&flows.opened), is_told(&flows.ended))
     };
-    assert!(!told(before + IDLE_NS - 1) && told(after + IDLE_NS) && !told(after + IDLE_NS), "once");
+    assert_eq!(told(before + IDLE_NS - 1), (true, false), "it is there");
+    assert_eq!(told(before + IDLE_NS - 1), (false, false), "once");
+    assert_eq!(told(after + IDLE_NS), (false, true), "it ended");
+    assert_eq!(told(after + IDLE_NS), (false, false), "once");
 }

@@ -7,24 +7,26 @@ use super::kit::{Collector, T0};
 use crate::verify::{VerifyOptions, evidence_files, verify_store};
 use crate::{ControlRecord, Enrolment, Instances, Store, VerifyReport};
 
+fn enrol(store: &Store, c: &Collector) {
+    store
+        .record_control(ControlRecord::Enrolled(Enrolment {
+            tenant: c.tenant.clone(),
+            collector_id: c.id.clone(),
+            host: c.host.clone(),
+            instances: Instances::One(c.instance.clone()),
+            signing_key: c.signer.public(),
+            epoch: c.epoch.clone(),
+            certificate_serial: "01".into(),
+            enrolled_at: activity_schema::Timestamp::from_nanos(T0),
+        }))
+        .unwrap();
+}
+
 /// A store with everything in it: sealed and open batches, two tenants, withheld lines, control records.
 pub(super) fn make(dir: &Path) -> String {
     let store = Store::open(config(dir)).unwrap();
     let mut collectors = [Collector::new("tenant-a", "c1"), Collector::new("tenant-b", "c2")];
-    for c in &collectors {
-        store
-            .record_control(ControlRecord::Enrolled(Enrolment {
-                tenant: c.tenant.clone(),
-                collector_id: c.id.clone(),
-                host: c.host.clone(),
-                instances: Instances::One(c.instance.clone()),
-                signing_key: c.signer.public(),
-                epoch: c.epoch.clone(),
-                certificate_serial: "01".into(),
-                enrolled_at: activity_schema::Timestamp::from_nanos(T0),
-            }))
-            .unwrap();
-    }
+    collectors.iter().for_each(|c| enrol(&store, c));
     for round in 0..2 {
         for c in &mut collectors {
             for batch in 0..3 {
@@ -128,6 +130,9 @@ fn a_removed_or_added_evidence_file_is_found() {
         let good = std::fs::read(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert!(!damaged(dir.path()).is_empty(), "{file:?} is gone unseen");
+        nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        assert!(!damaged(dir.path()).is_empty(), "{file:?} is a FIFO, and nobody waits for it");
+        std::fs::remove_file(&file).unwrap();
         std::fs::write(&file, good).unwrap();
     }
     let added = store.join("commit/00000000000000000009.log.damaged");
@@ -135,6 +140,28 @@ fn a_removed_or_added_evidence_file_is_found() {
     assert!(damaged(dir.path()).contains(&"commit/00000000000000000009.log.damaged".to_owned()));
     std::fs::remove_file(&added).unwrap();
     assert_eq!(damaged(dir.path()), Vec::<String>::new());
+}
+
+/// An alarm on evidence that is well teaches people to ignore alarms.
+#[test]
+fn a_store_that_goes_on_while_it_is_verified_verifies() {
+    let dir = tempfile::tempdir().unwrap();
+    make(dir.path());
+    let store = Store::open(config(dir.path())).unwrap();
+    let mut c = Collector::new("tenant-a", "c3");
+    enrol(&store, &c);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in (0..).take_while(|_| !done.load(std::sync::atomic::Ordering::Relaxed)) {
+                let batch = c.processes(5, T0 + n * 1_000_000_000);
+                ingest(&store, &c, vec![batch]).unwrap();
+            }
+        });
+        let found: Vec<_> = (0..40).map(|_| damaged(dir.path())).collect();
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(found, vec![Vec::<String>::new(); 40]);
+    });
 }
 
 #[test]
