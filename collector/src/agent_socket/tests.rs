@@ -8,10 +8,11 @@ fn no_uid_shuts_the_others_out_and_places_come_back() {
     let places = Arc::new(Places::default());
     let mut held: Vec<_> = (0..64).map(|_| Places::take(&places, 7).unwrap()).collect();
     assert!(Places::take(&places, 7).is_none());
-    let other = Places::take(&places, 8).unwrap();
     held.pop();
-    held.push(Places::take(&places, 7).unwrap());
+    let other = Places::take(&places, 8).unwrap();
+    assert!(Places::take(&places, 7).is_none(), "what is left is the others'");
     drop(other);
+    held.push(Places::take(&places, 7).unwrap());
     for uid in 8..16 {
         held.extend((0..8).map(|_| Places::take(&places, uid).unwrap()));
         assert!(Places::take(&places, uid).is_none(), "{uid} has its share");
