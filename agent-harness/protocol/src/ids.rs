@@ -122,11 +122,36 @@ token_id!(
     TokenId
 );
 
-impl SessionId {
-    /// A fresh UUIDv7 session id.
-    #[must_use]
-    pub fn fresh() -> Self {
-        Self(Uuid::now_v7().to_string())
+token_id!(
+    /// What a front end calls one of its submissions. Unique among all front ends of a session;
+    /// the same id again is the same submission.
+    ClientSubmissionId
+);
+
+/// Tokens that are made here as well.
+macro_rules! fresh_token {
+    ($name:ident) => {
+        impl $name {
+            /// A fresh UUIDv7 as a token. Reads the clock and the random source: call it at the edge.
+            #[must_use]
+            pub fn fresh() -> Self {
+                Self(Uuid::now_v7().to_string())
+            }
+        }
+    };
+}
+
+fresh_token!(SessionId);
+fresh_token!(ClientSubmissionId);
+
+/// A background job, numbered within its session from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct JobId(pub u32);
+
+impl fmt::Display for JobId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
     }
 }
 

@@ -1,13 +1,27 @@
-//! The words every part of the harness shares: ids, submissions, outcomes, usage, and the events
-//! that `iteron exec --json` prints.
+//! The words every part of the harness shares: ids, submissions and their acknowledgements,
+//! outcomes, usage, and the events that `iteron exec --json` prints.
 //!
 //! Pure data: no IO, no clock, no tokio. Every other harness crate may depend on this one; it
 //! depends on none of them.
+//!
+//! A *submission* is what a front end sends: a prompt or a control operation. A prompt sets off a
+//! *run*: turns, one after the other, until the model ends or something stops it. A *turn* is one
+//! model request with the tool calls that answer it.
 
+mod acknowledgement;
+mod control;
 mod ids;
+mod ledger;
+mod outcome;
 mod output;
 mod submission;
 
-pub use ids::{AgentId, IdError, ScopeId, SessionId, TokenId, ToolCallId, TurnId};
+pub use acknowledgement::{Acknowledgement, RejectionReason, RequeueReason, SubmissionState};
+pub use control::ControlOp;
+pub use ids::{AgentId, ClientSubmissionId, IdError, JobId, ScopeId, SessionId, TokenId, ToolCallId, TurnId};
+pub use ledger::{ENDED_MAX, Ledger, TransitionError};
+pub use outcome::{FailureReason, Outcome, ProviderErrorClass, Usage};
 pub use output::{Join, OutputEvent, TelemetryCounts, ToolStatus};
-pub use submission::{FailureReason, Outcome, ProviderErrorClass, Submission, Usage};
+pub use submission::{
+    EnvelopeError, Operation, PROMPT_BYTES_MAX, PROTOCOL_VERSION, Submission, SubmissionEnvelope,
+};

@@ -1,8 +1,8 @@
-//! What goes into a session, and how it ends.
+//! What a front end sends: one envelope around a prompt or a control operation.
 
 use serde::{Deserialize, Serialize};
 
-use crate::SessionId;
+use crate::{ClientSubmissionId, ControlOp, SessionId};
 
 /// One prompt given to a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,110 +11,112 @@ pub struct Submission {
     pub prompt: String,
 }
 
-/// How a session ended. Exactly one per session.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "status", rename_all = "snake_case")]
-pub enum Outcome {
-    /// The model ended its turn.
-    Completed,
-    /// The model stopped without finishing, or a limit stopped it.
-    TaskFailed { reason: FailureReason },
-    /// The model could not be reached, or broke off its answer.
-    ProviderFailed { class: ProviderErrorClass },
-    /// The operator stopped the session.
-    Interrupted,
-    /// The harness could not go on: its durable record is broken.
-    HarnessFailed,
+/// Version of envelopes and acknowledgements. A reader takes this one only.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Longest prompt, in bytes.
+pub const PROMPT_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SubmissionEnvelope {
+    pub protocol_version: u32,
+    pub submission_id: ClientSubmissionId,
+    pub operation: Operation,
 }
 
-impl Outcome {
-    /// The `reason` of `session.ended`: a closed set of words, never free text.
-    #[must_use]
-    pub const fn reason(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::TaskFailed { reason } => reason.as_str(),
-            Self::ProviderFailed { .. } => "provider_failed",
-            Self::Interrupted => "interrupted",
-            Self::HarnessFailed => "harness_failed",
-        }
-    }
-}
-
-/// Why a task failed although the provider answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum FailureReason {
-    TurnLimit,
-    MaxTokens,
-    Refusal,
-    UnknownStopReason,
+pub enum Operation {
+    Prompt(String),
+    Control(ControlOp),
 }
 
-impl FailureReason {
+/// Why an envelope is refused before anybody looks at what it asks.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum EnvelopeError {
+    #[error("protocol version {0} is not {PROTOCOL_VERSION}")]
+    Version(u32),
+    #[error("the prompt is empty")]
+    Empty,
+    #[error("the prompt has more than {PROMPT_BYTES_MAX} bytes")]
+    TooLong,
+}
+
+impl SubmissionEnvelope {
+    /// An envelope of this version.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::TurnLimit => "turn_limit",
-            Self::MaxTokens => "max_tokens",
-            Self::Refusal => "refusal",
-            Self::UnknownStopReason => "unknown_stop_reason",
+    pub const fn new(submission_id: ClientSubmissionId, operation: Operation) -> Self {
+        Self { protocol_version: PROTOCOL_VERSION, submission_id, operation }
+    }
+
+    pub fn check(&self) -> Result<(), EnvelopeError> {
+        if self.protocol_version != PROTOCOL_VERSION {
+            return Err(EnvelopeError::Version(self.protocol_version));
+        }
+        match &self.operation {
+            Operation::Prompt(text) if text.trim().is_empty() => Err(EnvelopeError::Empty),
+            Operation::Prompt(text) if text.len() > PROMPT_BYTES_MAX => Err(EnvelopeError::TooLong),
+            Operation::Prompt(_) | Operation::Control(_) => Ok(()),
         }
     }
 }
 
-/// The `error_class` of `agent.model.failed`: a closed set of words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ProviderErrorClass {
-    Authentication,
-    InvalidRequest,
-    RateLimited,
-    Overloaded,
-    ServerError,
-    Connect,
-    Timeout,
-    IdleTimeout,
-    StreamCut,
-    Protocol,
-    TooLarge,
-    Cancelled,
-}
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
 
-impl ProviderErrorClass {
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Authentication => "authentication",
-            Self::InvalidRequest => "invalid_request",
-            Self::RateLimited => "rate_limited",
-            Self::Overloaded => "overloaded",
-            Self::ServerError => "server_error",
-            Self::Connect => "connect",
-            Self::Timeout => "timeout",
-            Self::IdleTimeout => "idle_timeout",
-            Self::StreamCut => "stream_cut",
-            Self::Protocol => "protocol",
-            Self::TooLarge => "too_large",
-            Self::Cancelled => "cancelled",
+    use super::*;
+
+    fn prompt(text: &str) -> SubmissionEnvelope {
+        SubmissionEnvelope::new("s-1".parse().unwrap(), Operation::Prompt(text.to_owned()))
+    }
+
+    #[test]
+    fn envelopes_have_this_form_on_the_wire() {
+        let cancel = ControlOp::CancelTurn { expected: Some("s-1".parse().unwrap()) };
+        for (envelope, wire) in [
+            (
+                prompt("do it"),
+                json!({"protocol_version": 1, "submission_id": "s-1", "operation": {"prompt": "do it"}}),
+            ),
+            (
+                SubmissionEnvelope::new("c-2".parse().unwrap(), Operation::Control(cancel)),
+                json!({"protocol_version": 1, "submission_id": "c-2",
+                    "operation": {"control": {"op": "cancel_turn", "expected": "s-1"}}}),
+            ),
+            (
+                SubmissionEnvelope::new(
+                    "c-3".parse().unwrap(),
+                    Operation::Control(ControlOp::StopJob { job: crate::JobId(7) }),
+                ),
+                json!({"protocol_version": 1, "submission_id": "c-3",
+                    "operation": {"control": {"op": "stop_job", "job": 7}}}),
+            ),
+        ] {
+            assert_eq!(serde_json::to_value(&envelope).unwrap(), wire);
+            assert_eq!(serde_json::from_value::<SubmissionEnvelope>(wire).unwrap(), envelope);
         }
     }
-}
 
-/// Tokens, in the provider-neutral sense: `input_tokens` excludes what came from or went to the cache.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Usage {
-    pub input_tokens: u64,
-    pub output_tokens: u64,
-    pub cache_read_tokens: u64,
-    pub cache_write_tokens: u64,
-}
+    #[test]
+    fn what_is_not_of_this_version_or_says_nothing_is_refused() {
+        assert_eq!(prompt("x").check(), Ok(()));
+        assert_eq!(prompt(" \n").check(), Err(EnvelopeError::Empty));
+        let other = SubmissionEnvelope { protocol_version: 2, ..prompt("x") };
+        assert_eq!(other.check(), Err(EnvelopeError::Version(2)));
+        for unknown in [
+            json!({"protocol_version": 1, "submission_id": "s", "operation": {"control": {"op": "reboot"}}}),
+            json!({"protocol_version": 1, "submission_id": "s", "operation": {"prompt": "x"}, "more": 1}),
+            json!({"protocol_version": 1, "submission_id": "../s", "operation": {"prompt": "x"}}),
+        ] {
+            assert!(serde_json::from_value::<SubmissionEnvelope>(unknown).is_err());
+        }
+    }
 
-impl Usage {
-    pub fn add(&mut self, other: Self) {
-        self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
-        self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
-        self.cache_read_tokens = self.cache_read_tokens.saturating_add(other.cache_read_tokens);
-        self.cache_write_tokens = self.cache_write_tokens.saturating_add(other.cache_write_tokens);
+    #[test]
+    fn a_prompt_has_4_mib() {
+        assert_eq!(prompt(&"x".repeat(4_194_304)).check(), Ok(()));
+        assert_eq!(prompt(&"x".repeat(4_194_305)).check(), Err(EnvelopeError::TooLong));
     }
 }
