@@ -1,7 +1,7 @@
 //! A tool call between the model's answer and its result.
 
 use iteron_context::ToolResult;
-use iteron_kernel::{Call, Denial};
+use iteron_kernel::run::{Call, Denial};
 use iteron_protocol::ToolCallId;
 use iteron_provider::ToolInput;
 use iteron_tools::{RunEnd, ShellCommand, ShellTool, ToolRun};

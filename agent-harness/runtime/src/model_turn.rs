@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use iteron_context::MessagesRequest;
-use iteron_kernel::{Action, Event as KernelEvent, StopCause, StopReason};
+use iteron_kernel::run::{Action, Event as KernelEvent, StopCause, StopReason};
 use iteron_lifecycle::{Event, ModelPayload};
 use iteron_protocol::{OutputEvent, ProviderErrorClass, TurnId};
 use iteron_provider::{Answer, Progress, ProviderError};

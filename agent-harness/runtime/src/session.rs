@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use iteron_context::{Conversation, ToolResult, ToolSpec};
-use iteron_kernel::{Action, Closing, Event as KernelEvent, Kernel, StopCause};
+use iteron_kernel::run::{Action, Closing, Event as KernelEvent, Run, StopCause};
 use iteron_lifecycle::{Event, EventOutcome, Lifecycle, ScopeKind, ToolPayload};
 use iteron_protocol::{AgentId, Outcome, OutputEvent, Submission, ToolCallId, ToolStatus, Usage};
 use iteron_provider::Provider;
@@ -53,7 +53,7 @@ pub struct Session<'a> {
     pub(crate) tools: Vec<ToolSpec>,
     pub(crate) interrupts: watch::Receiver<u32>,
     pub(crate) evidence: Evidence<'a>,
-    pub(crate) kernel: Kernel,
+    pub(crate) kernel: Run,
     pub(crate) conversation: Conversation,
     pub(crate) todo: VecDeque<Action>,
     pub(crate) calls: Vec<PendingCall>,
@@ -77,7 +77,7 @@ impl<'a> Session<'a> {
             input_schema: shell.input_schema(),
         };
         Self {
-            kernel: Kernel::new(config.turns_max),
+            kernel: Run::new(config.turns_max),
             conversation: Conversation::new(system_prompt(&config.cwd)),
             config,
             provider,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use iteron_kernel::{Action, Event as KernelEvent, StopCause, Urgency};
+use iteron_kernel::run::{Action, Event as KernelEvent, StopCause, Urgency};
 use iteron_lifecycle::{Event, EventOutcome, ScopeHandle, ScopeKind, ToolPayload};
 use iteron_protocol::{Join, OutputEvent, ToolCallId, ToolStatus};
 use iteron_record::Entry;

@@ -18,18 +18,18 @@ fn answered(stop: StopReason, calls: &[Call]) -> Event {
     Event::ModelCompleted { stop, calls: calls.to_vec() }
 }
 
-/// Feeds `events` to a session of ten turns and compares the actions of the last one.
+/// Feeds `events` to a run of ten turns and compares the actions of the last one.
 fn check(events: &[Event], expect: &[Action]) {
-    let mut kernel = Kernel::new(10);
+    let mut run = Run::new(10);
     let mut last = Vec::new();
     for event in events {
-        last = kernel.reduce(event.clone());
+        last = run.reduce(event.clone());
     }
     assert_eq!(last, expect);
 }
 
 #[test]
-fn a_text_answer_completes_the_session() {
+fn a_text_answer_completes_the_run() {
     check(&[Event::Submitted, answered(StopReason::EndTurn, &[])], &[Action::End(Outcome::Completed)]);
 }
 
@@ -68,10 +68,10 @@ fn a_cut_answer_runs_nothing() {
 
 #[test]
 fn the_last_turn_runs_no_tool_whose_result_nobody_would_read() {
-    let mut kernel = Kernel::new(1);
-    kernel.reduce(Event::Submitted);
+    let mut run = Run::new(1);
+    run.reduce(Event::Submitted);
     assert_eq!(
-        kernel.reduce(answered(StopReason::ToolUse, &[call(1)])),
+        run.reduce(answered(StopReason::ToolUse, &[call(1)])),
         [
             Action::CloseTool { id: id(1), closing: Closing::Denied(Denial::TurnLimit) },
             Action::End(Outcome::TaskFailed { reason: FailureReason::TurnLimit }),
@@ -224,22 +224,22 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_call_ends_once_and_every_session_ends_once(
+    fn every_call_ends_once_and_every_run_ends_once(
         turns_max in 1_u32..6,
         steps in prop::collection::vec(step(), 0..60),
     ) {
-        let mut kernel = Kernel::new(turns_max);
+        let mut run = Run::new(turns_max);
         let mut world = World::default();
         // After the generated part, an operator's stop and the pending answers must end it.
         let closing = [Step::Submit, Step::Stop(true), Step::Fail, Step::EndRunning];
         for step in steps.iter().chain(&closing) {
             let event = world.event(step);
             world.before(&event);
-            let actions = kernel.reduce(event);
+            let actions = run.reduce(event);
             world.after(&actions);
             prop_assert!(world.turns <= turns_max);
         }
-        prop_assert!(kernel.ended());
+        prop_assert!(run.ended());
         prop_assert_eq!(world.ended, 1);
         prop_assert!(world.running.is_none());
         for id in &world.asked {
@@ -250,16 +250,16 @@ proptest! {
 
     #[test]
     fn the_same_events_give_the_same_actions(steps in prop::collection::vec(step(), 0..40)) {
-        let run = || {
-            let (mut kernel, mut world) = (Kernel::new(3), World::default());
+        let replay = || {
+            let (mut run, mut world) = (Run::new(3), World::default());
             steps.iter().map(|step| {
                 let event = world.event(step);
                 world.before(&event);
-                let actions = kernel.reduce(event);
+                let actions = run.reduce(event);
                 world.after(&actions);
                 actions
             }).collect::<Vec<_>>()
         };
-        prop_assert_eq!(run(), run());
+        prop_assert_eq!(replay(), replay());
     }
 }
