@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use iteron_lifecycle::{Correlation, Lifecycle, LifecycleConfig};
@@ -10,7 +11,7 @@ use iteron_protocol::{Outcome, OutputEvent, SessionId, Submission};
 use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
 use iteron_record::Record;
 use iteron_runtime::{Session, SessionConfig, SessionParts};
-use iteron_tools::{ShellConfig, ShellTool, become_subreaper};
+use iteron_tools::{Ownership, ShellConfig, ShellTool};
 use tokio::sync::watch;
 
 use crate::arguments::ExecArguments;
@@ -26,25 +27,24 @@ const PROMPT_BYTES_MAX: u64 = 4 * 1024 * 1024;
 
 pub fn run(arguments: ExecArguments) -> ExitCode {
     protect_key();
-    let prepared = prepare(arguments);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let outcome = match (prepared, runtime) {
-        (Ok(prepared), Ok(runtime)) => {
-            let outcome = runtime.block_on(exec(prepared));
-            // A thread that waits in a system call must not hold the exit.
-            runtime.shutdown_background();
-            outcome
-        }
-        (Err(error), _) => Err(error),
-        (_, Err(error)) => Err(error.into()),
-    };
-    match outcome {
+    match prepare(arguments).and_then(start) {
         Ok(outcome) => ExitCode::from(exit_code(outcome)),
         Err(error) => {
             note(&format!("{error:#}"));
             ExitCode::from(2)
         }
     }
+}
+
+/// Nothing here may start a thread before the ownership is made.
+fn start(prepared: Prepared) -> anyhow::Result<Outcome> {
+    let ownership = Arc::new(Ownership::of_program().context("cannot own the processes of tools")?);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(exec(prepared, Arc::clone(&ownership)));
+    // A thread that waits in a system call must not hold the exit.
+    runtime.shutdown_background();
+    ownership.release();
+    outcome
 }
 
 /// As documented in the help.
@@ -114,17 +114,15 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
     Ok(prompt)
 }
 
-async fn exec(prepared: Prepared) -> anyhow::Result<Outcome> {
+async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<Outcome> {
     let Prepared { arguments, session, prompt, cwd, provider } = prepared;
-    become_subreaper().context("cannot become a subreaper")?;
     let (interrupt, interrupts) = watch::channel(0);
     signals::count_into(interrupt.clone()).context("cannot listen for signals")?;
     let (record, record_torn_bytes) = open_record(&arguments, &session)?;
     let lifecycle = connect(&arguments, &session).await;
 
-    let mut shell = ShellConfig::new(cwd.clone());
+    let mut shell = ShellConfig::new(cwd.clone(), Arc::clone(&ownership));
     shell.hidden_variables = vec![KEY_VARIABLE.to_owned()];
-    shell.adopts_orphans = true;
 
     let mut printer = Printer::new(arguments.json, interrupt);
     let mut output = |event: OutputEvent| printer.print(&event);
@@ -146,7 +144,11 @@ async fn exec(prepared: Prepared) -> anyhow::Result<Outcome> {
         clock: || jiff::Timestamp::now().as_millisecond(),
         output: &mut output,
     };
-    Ok(Session::new(config, parts).run().await)
+    let outcome = Session::new(config, parts).run().await;
+    if outcome == Outcome::Interrupted && !ownership.end_everything().await {
+        note("some processes of the session could not be killed");
+    }
+    Ok(outcome)
 }
 
 fn open_record(arguments: &ExecArguments, session: &SessionId) -> anyhow::Result<(Option<Record>, u64)> {

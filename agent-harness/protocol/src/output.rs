@@ -36,6 +36,22 @@ pub enum ToolStatus {
     Cancelled,
 }
 
+/// How a process tree ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Termination {
+    /// Nobody had to end it.
+    ByItself,
+    /// Asked to, within its grace: all of it is gone and reaped.
+    Cooperative,
+    /// Killed: all of it is gone and reaped.
+    Forced,
+    /// Killed, and something of it was still there when the waiting ended.
+    TimedOut,
+    /// Its end could not be observed.
+    Unknown,
+}
+
 /// What became of the events meant for the collector.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TelemetryCounts {

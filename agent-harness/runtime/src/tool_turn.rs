@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use iteron_kernel::run::{Action, Event as KernelEvent, StopCause, Urgency};
 use iteron_lifecycle::{Event, EventOutcome, ScopeHandle, ScopeKind, ToolPayload};
-use iteron_protocol::{Join, OutputEvent, ToolCallId, ToolStatus};
+use iteron_protocol::{Join, OutputEvent, Termination, ToolCallId, ToolStatus};
 use iteron_record::Entry;
 use iteron_tools::{ScopeGate, StopLevel, ToolRun};
 use tokio::sync::watch;
@@ -93,7 +93,7 @@ impl Session<'_> {
         let Verdict { exit_code, reason, .. } = verdict;
         let duration_ms = millis(run.duration);
         let join = run.join.filter(|_| self.evidence.lifecycle.is_some());
-        if !run.tree_gone {
+        if run.termination == Termination::TimedOut {
             tracing::error!(tool_call_id = %call.id, "processes of a tool call could not be killed");
         }
         let payload = ToolPayload {

@@ -5,13 +5,15 @@
 //!
 //! ```text
 //! child (after fork)                    parent
-//! setsid, then its pid     ──────▶      ScopeGate::before_exec(pid)
+//! setsid, into its cgroup,
+//! then pid and JOINED/NOT  ──────▶      ScopeGate::before_exec(pid)
 //! polls, at most GATE_WAIT ◀──────      one byte: released
 //! READY or LATE            ──────▶      what the join may claim
 //! exec
 //! ```
 //! A child that was not released in time goes on by itself and says so; nothing can hold it.
 
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -20,7 +22,9 @@ use std::time::{Duration, Instant};
 use iteron_protocol::Join;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
+
+use crate::reaper::Awaited;
 
 /// Longest time that a child waits to be released.
 pub const GATE_WAIT: Duration = Duration::from_millis(20);
@@ -29,6 +33,8 @@ pub const GATE_WAIT: Duration = Duration::from_millis(20);
 /// does not schedule the child at all gets here.
 const VERDICT_WAIT: Duration = Duration::from_secs(2);
 
+const JOINED: u8 = b'J';
+const NOT_JOINED: u8 = b'N';
 const READY: u8 = b'R';
 const LATE: u8 = b'L';
 
@@ -49,23 +55,35 @@ pub enum SpawnError {
     Thread(#[source] tokio::task::JoinError),
 }
 
-/// Starts `command` and passes it through `gate`.
+/// A process that executed.
+#[derive(Debug)]
+pub(crate) struct Spawned {
+    pub child: Awaited,
+    pub join: Join,
+    /// It went into the cgroup before it executed.
+    pub in_cgroup: bool,
+}
+
+/// Starts `command` in its own session and in the cgroup behind `door`, and passes it through `gate`.
 pub(crate) async fn spawn_gated(
     mut command: Command,
+    door: Option<File>,
     gate: &mut impl ScopeGate,
-) -> Result<(Child, Join), SpawnError> {
+) -> Result<Spawned, SpawnError> {
     let (ours, theirs) = UnixStream::pair().map_err(SpawnError::Gate)?;
     ours.set_nonblocking(true).map_err(SpawnError::Gate)?;
     let mut ours = tokio::net::UnixStream::from_std(ours).map_err(SpawnError::Gate)?;
-    hold_before_exec(&mut command, theirs);
+    hold_before_exec(&mut command, theirs, door);
     let spawning = tokio::task::spawn_blocking(move || {
-        let child = command.spawn();
+        let child = Awaited::spawn(&mut command);
         // Closes our copy of the child's end, so that a child that never spoke reads as its end.
         drop(command);
         child
     });
-    let join = match ours.read_u32_le().await {
-        Ok(pid) => {
+    let mut in_cgroup = false;
+    let join = match announced(&mut ours).await {
+        Ok((pid, joined)) => {
+            in_cgroup = joined;
             let claimed = gate.before_exec(pid).await;
             // Fails only when the child is gone, which its verdict shows.
             let _ = ours.write_all(&[READY]).await;
@@ -78,12 +96,16 @@ pub(crate) async fn spawn_gated(
         Err(_) => Join::Inferred,
     };
     let child = spawning.await.map_err(SpawnError::Thread)?.map_err(SpawnError::Spawn)?;
-    Ok((child, join))
+    Ok(Spawned { child, join, in_cgroup })
+}
+
+async fn announced(stream: &mut tokio::net::UnixStream) -> io::Result<(u32, bool)> {
+    Ok((stream.read_u32_le().await?, stream.read_u8().await? == JOINED))
 }
 
 #[allow(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
-fn hold_before_exec(command: &mut Command, stream: UnixStream) {
-    let hold = move || wait_for_release(&stream);
+fn hold_before_exec(command: &mut Command, stream: UnixStream, door: Option<File>) {
+    let hold = move || wait_for_release(&stream, door.as_ref());
     // SAFETY: `wait_for_release` runs in a forked child of a process with threads, where only
     // async-signal-safe work is allowed (signal-safety(7)). It calls setsid, getpid, write, read,
     // poll and clock_gettime, takes no lock, and allocates nothing: its errors are bare errnos.
@@ -92,10 +114,13 @@ fn hold_before_exec(command: &mut Command, stream: UnixStream) {
     }
 }
 
-fn wait_for_release(mut stream: &UnixStream) -> io::Result<()> {
-    let deadline = Instant::now() + GATE_WAIT;
+fn wait_for_release(mut stream: &UnixStream, door: Option<&File>) -> io::Result<()> {
     nix::unistd::setsid()?;
+    let joined = door.is_some_and(|mut door| door.write_all(b"0").is_ok());
+    // Moving into a cgroup takes the kernel some milliseconds, which are not the gate's.
+    let deadline = Instant::now() + GATE_WAIT;
     stream.write_all(&std::process::id().to_le_bytes())?;
+    stream.write_all(&[if joined { JOINED } else { NOT_JOINED }])?;
     let verdict = if released_by(stream, deadline) { READY } else { LATE };
     let mut byte = [0];
     if verdict == READY {

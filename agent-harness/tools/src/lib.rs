@@ -2,17 +2,27 @@
 //!
 //! Used by the runtime; depends on `iteron-protocol` alone. One tool so far, `shell`. What holds
 //! for every process it starts:
-//! - it is the leader of its own session and process group before it executes;
+//! - it is the leader of its own session and process group, and in its own cgroup where one can be
+//!   made, before it executes;
 //! - somebody may claim it before it executes, through [`ScopeGate`], within [`GATE_WAIT`];
 //! - when it is stopped or overruns, its whole tree gets TERM, then KILL, and is reaped;
-//! - its output is drained to the end and kept within bounds.
+//! - it has exactly one reaper;
+//! - its output is drained to the end and kept within bounds;
+//! - when this program is killed, a supervisor kills what it started.
 
+mod cgroup;
 mod gate;
 mod output;
+mod ownership;
 mod processes;
+mod reaper;
+mod running;
 mod shell;
+mod supervisor;
 
 pub use gate::{GATE_WAIT, ScopeGate, SpawnError};
 pub use output::BoundedOutput;
-pub use processes::become_subreaper;
-pub use shell::{InputError, RunEnd, ShellCommand, ShellConfig, ShellTool, StopLevel, ToolRun};
+pub use ownership::Ownership;
+pub use reaper::Reaped;
+pub use running::StopLevel;
+pub use shell::{InputError, RunEnd, ShellCommand, ShellConfig, ShellTool, ToolRun};

@@ -1,96 +1,220 @@
-//! The processes that belong to a tool call, found in `/proc` and ended.
+//! The processes that belong to a tree that was started here, found and ended.
 //!
-//! A process belongs to a call when it is in the session that the call's root leads, when it
-//! descends from the root, or — if this process is a subreaper — when it was handed to us as an
-//! orphan after the call began. The last rule is what finds a daemon that left the session and
-//! whose parents are gone; a process that only left the session is found by descent.
+//! A process belongs to a tree when it is in the tree's cgroup, when it is in the session that the
+//! tree's root leads, or when it descends from such a process. Where no cgroup could be made, so
+//! does an orphan that was handed to us, if this process is a subreaper: when it carries the tree's
+//! mark, or no mark at all and came after the tree began. The last rule is what finds a daemon that
+//! left the session and whose parents are gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
 
-use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-/// Makes orphaned descendants children of this process, so that they can be found and reaped.
-/// Call it once, at the start of the program that owns the tools.
-pub fn become_subreaper() -> io::Result<()> {
-    Ok(nix::sys::prctl::set_child_subreaper(true)?)
-}
+use crate::cgroup::Cgroup;
+use crate::reaper::{self, Reaped};
+
+/// The environment variable by which everything that was started here is known.
+pub(crate) const MARK: &str = "ITERON_TREE";
+
+/// Looks for more processes to stop before all are killed; each finds what the one before let fork.
+const LOOKS_MAX: usize = 64;
 
 /// A process at one moment. Start time tells a reused pid from the one that was meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Process {
     pub pid: i32,
     pub start_ticks: u64,
-    parent: i32,
+    pub parent: i32,
+    group: i32,
     session: i32,
-    zombie: bool,
+    pub zombie: bool,
+}
+
+/// The first process of a tree, which leads a session of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Root {
+    pub pid: i32,
+    pub start_ticks: u64,
+}
+
+impl Root {
+    /// The process of this pid as it is now.
+    pub(crate) fn now(pid: i32) -> Option<Self> {
+        let process = parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)?;
+        Some(Self { pid, start_ticks: process.start_ticks })
+    }
+
+    /// Whether `process` is in the session that this root leads, or led.
+    fn leads(&self, process: &Process, all: &[Process]) -> bool {
+        // The id of a session is not given again while somebody is in it; if its number leads another
+        // session now, that one began later.
+        let replaced =
+            || all.iter().any(|other| other.pid == self.pid && other.start_ticks != self.start_ticks);
+        process.session == self.pid && process.start_ticks >= self.start_ticks && !replaced()
+    }
 }
 
 /// Whose processes are meant.
 #[derive(Debug)]
-pub(crate) struct Owned {
-    root: i32,
-    /// Descendants of ours when the call began; nothing when orphans are not ours to take.
+pub(crate) struct Tree {
+    root: Root,
+    mark: String,
+    cgroup: Option<Cgroup>,
+    /// Descendants of ours when the tree began; nothing when orphans are not handed to us.
     before: Option<BTreeSet<(i32, u64)>>,
+    /// Every process of it that was ever seen alive.
+    seen: BTreeSet<(i32, u64)>,
+    /// Process groups of these. All of them were made in the tree: its root began with a group of its
+    /// own.
+    groups: BTreeSet<i32>,
 }
 
-impl Owned {
-    /// What a call owns whose root will be `root`. Take `before` with [`descendants_now`].
-    pub(crate) const fn new(root: i32, before: Option<BTreeSet<(i32, u64)>>) -> Self {
-        Self { root, before }
+impl Tree {
+    /// Take `before` with [`descendants_now`] before the root starts, if this process is a subreaper.
+    pub(crate) fn new(
+        root: Root,
+        mark: String,
+        cgroup: Option<Cgroup>,
+        before: Option<BTreeSet<(i32, u64)>>,
+    ) -> Self {
+        Self { root, mark, cgroup, before, seen: BTreeSet::new(), groups: BTreeSet::from([root.pid]) }
     }
 
-    /// Living processes of the call.
-    pub(crate) fn living(&self) -> Vec<Process> {
+    /// Living processes of the tree.
+    fn living(&mut self) -> Vec<Process> {
         let all = scan();
+        let members = self.cgroup.as_ref().map(Cgroup::members);
         let me = own_pid();
-        let is_root = |process: &Process| {
-            let leads = process.pid == self.root && process.parent == me;
-            let adopted = self.before.as_ref().is_some_and(|before| {
-                process.parent == me && !before.contains(&(process.pid, process.start_ticks))
-            });
-            leads || adopted || process.session == self.root
+        let belongs = |process: &Process| {
+            self.root.leads(process, &all)
+                || members.as_ref().is_some_and(|members| members.contains(&process.pid))
+                || (members.is_none() && self.is_handed_down(process, me))
         };
-        let roots = all.iter().filter(|process| is_root(process)).map(|process| process.pid).collect();
+        let roots = all.iter().filter(|process| belongs(process)).map(|process| process.pid).collect();
         let owned = closure(&all, roots);
-        all.into_iter().filter(|process| owned.contains(&process.pid) && !process.zombie).collect()
+        let living: Vec<Process> =
+            all.into_iter().filter(|process| owned.contains(&process.pid) && !process.zombie).collect();
+        self.seen.extend(living.iter().map(|process| (process.pid, process.start_ticks)));
+        self.groups.extend(living.iter().map(|process| process.group));
+        living
     }
 
-    /// Signals every living process of the call; gives their number.
-    pub(crate) fn signal(&self, signal: Signal) -> usize {
-        let living = self.living();
-        for process in &living {
-            // One that is gone already needs no signal.
-            let _ = kill(Pid::from_raw(process.pid), signal);
+    fn is_handed_down(&self, process: &Process, me: i32) -> bool {
+        let Some(before) = &self.before else { return false };
+        process.parent == me
+            && !reaper::is_awaited(process.pid)
+            && match mark_of(process.pid) {
+                Some(mark) => mark == self.mark,
+                None => !before.contains(&(process.pid, process.start_ticks)),
+            }
+    }
+
+    /// Whether nothing of the tree lives. What it left dead is reaped, and told in `reaped`.
+    pub(crate) fn is_gone(&mut self, reaped: &mut Vec<Reaped>) -> bool {
+        // The cgroup alone says cheaply that there is something left.
+        if self.cgroup.as_ref().is_some_and(Cgroup::is_populated) {
+            return false;
         }
-        living.len()
+        // A look at `/proc` can miss whoever is born meanwhile. A signal to a group misses nobody, and
+        // nobody in it forks afterwards: the second look is true.
+        let gone = self.living().is_empty() && {
+            self.kill_groups();
+            self.living().is_empty()
+        };
+        if self.before.is_none() {
+            return gone;
+        }
+        let Some(dead) = reaper::reap_adopted() else { return false };
+        reaped.extend(dead.into_iter().filter(|dead| self.seen.contains(&(dead.pid, dead.start_ticks))));
+        gone
+    }
+
+    /// Asks every living process of the tree to end.
+    pub(crate) fn terminate(&mut self) {
+        for process in self.living() {
+            // One that is gone already needs no signal.
+            let _ = kill(Pid::from_raw(process.pid), Signal::SIGTERM);
+        }
+    }
+
+    /// Kills what lives of the tree.
+    pub(crate) fn kill(&mut self) {
+        // Looked at first, so that what dies is known when it is reaped.
+        self.living();
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.kill();
+        }
+        self.kill_groups();
+        kill_all(|| self.living());
+    }
+
+    fn kill_groups(&self) {
+        for group in &self.groups {
+            let _ = killpg(Pid::from_raw(*group), Signal::SIGKILL);
+        }
     }
 }
 
 /// Descendants of this process, living or not.
 pub(crate) fn descendants_now() -> BTreeSet<(i32, u64)> {
-    let all = scan();
-    let me = own_pid();
-    let owned = closure(&all, BTreeSet::from([me]));
-    all.iter()
-        .filter(|process| process.pid != me && owned.contains(&process.pid))
-        .map(|process| (process.pid, process.start_ticks))
-        .collect()
+    descendants(&scan()).iter().map(|process| (process.pid, process.start_ticks)).collect()
 }
 
-/// Reaps adopted children that are dead. Nobody else may be waiting for a child at this moment.
-pub(crate) fn reap_adopted() {
+/// Kills every descendant of this process but `spared`; gives how many lived.
+pub(crate) fn kill_descendants(spared: Option<i32>) -> usize {
+    kill_all(|| {
+        let descendants = descendants(&scan()).into_iter();
+        descendants.filter(|process| !process.zombie && Some(process.pid) != spared).collect()
+    })
+}
+
+/// Kills everything whose mark begins with `mark`, what is in a session of `roots`, and what
+/// descends from these; gives how many lived.
+pub(crate) fn kill_marked(mark: &str, roots: &[Root]) -> usize {
     let me = own_pid();
-    for process in scan().iter().filter(|process| process.parent == me && process.zombie) {
-        let _ = waitpid(Pid::from_raw(process.pid), Some(WaitPidFlag::WNOHANG));
+    let roots: BTreeMap<i32, &Root> = roots.iter().map(|root| (root.pid, root)).collect();
+    kill_all(|| {
+        let all = scan();
+        let marked = all.iter().filter(|process| process.pid != me && !process.zombie).filter(|process| {
+            roots.get(&process.session).is_some_and(|root| root.leads(process, &all))
+                || mark_of(process.pid).is_some_and(|found| found.starts_with(mark))
+        });
+        let owned = closure(&all, marked.map(|process| process.pid).collect());
+        all.into_iter().filter(|process| owned.contains(&process.pid) && !process.zombie).collect()
+    })
+}
+
+/// Kills what `find` finds, and gives how many that were. All of it is stopped first, until no more
+/// comes to light: a look at `/proc` takes time, in which a process that goes on could fork a child
+/// that the look misses, and die before the next.
+fn kill_all(mut find: impl FnMut() -> Vec<Process>) -> usize {
+    let mut stopped = BTreeSet::new();
+    for _ in 0..LOOKS_MAX {
+        let fresh: Vec<Process> = find().into_iter().filter(|process| stopped.insert(*process)).collect();
+        if fresh.is_empty() {
+            break;
+        }
+        for process in fresh {
+            // One that is gone already needs no signal.
+            let _ = kill(Pid::from_raw(process.pid), Signal::SIGSTOP);
+        }
     }
+    for process in &stopped {
+        let _ = kill(Pid::from_raw(process.pid), Signal::SIGKILL);
+    }
+    stopped.len()
 }
 
-fn own_pid() -> i32 {
+pub(crate) fn own_pid() -> i32 {
     Pid::this().as_raw()
+}
+
+fn descendants(all: &[Process]) -> Vec<Process> {
+    let me = own_pid();
+    let owned = closure(all, BTreeSet::from([me]));
+    all.iter().filter(|process| process.pid != me && owned.contains(&process.pid)).copied().collect()
 }
 
 /// `roots` and everything that descends from them.
@@ -106,7 +230,15 @@ fn closure(all: &[Process], mut roots: BTreeSet<i32>) -> BTreeSet<i32> {
     }
 }
 
-fn scan() -> Vec<Process> {
+/// The value of [`MARK`] with which a process was executed (`proc_pid_environ(5)`).
+fn mark_of(pid: i32) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut variables = environment.split(|byte| *byte == 0);
+    let value = variables.find_map(|variable| variable.strip_prefix(MARK.as_bytes())?.strip_prefix(b"="))?;
+    Some(String::from_utf8_lossy(value).into_owned())
+}
+
+pub(crate) fn scan() -> Vec<Process> {
     let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
     let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
     pids.filter_map(|pid| parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)).collect()
@@ -120,6 +252,7 @@ fn parse(pid: i32, stat: &str) -> Option<Process> {
         pid,
         zombie: matches!(*fields.first()?, "Z" | "X"),
         parent: fields.get(1)?.parse().ok()?,
+        group: fields.get(2)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
         start_ticks: fields.get(19)?.parse().ok()?,
     })
@@ -142,5 +275,21 @@ mod tests {
         let me = scan().into_iter().find(|process| process.pid == own_pid()).unwrap();
         assert_eq!(me.parent, nix::unistd::getppid().as_raw());
         assert_eq!(me.session, nix::unistd::getsid(None).unwrap().as_raw());
+    }
+
+    #[test]
+    fn a_session_whose_number_was_given_again_is_not_the_roots() {
+        let process = |pid, session, start_ticks| Process {
+            pid,
+            start_ticks,
+            parent: 1,
+            group: session,
+            session,
+            zombie: false,
+        };
+        let root = Root { pid: 10, start_ticks: 100 };
+        let (left, stranger) = (process(11, 10, 105), process(12, 10, 300));
+        assert!(root.leads(&left, &[left]));
+        assert!(!root.leads(&stranger, &[process(10, 10, 290), stranger]));
     }
 }

@@ -4,37 +4,24 @@
 //! itself, so that a server started in one call can be used in the next; their output is drained
 //! and no longer kept. When a command is stopped or overruns, nothing of it stays.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use iteron_protocol::Join;
-use nix::sys::signal::Signal;
+use iteron_protocol::{Join, Termination};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt;
-use tokio::net::unix::pipe;
-use tokio::process::{Child, Command};
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::gate::{ScopeGate, SpawnError, spawn_gated};
+use crate::gate::{ScopeGate, SpawnError};
 use crate::output::BoundedOutput;
-use crate::processes::{Owned, descendants_now, reap_adopted};
-
-/// Between TERM and KILL.
-const TERM_GRACE: Duration = Duration::from_millis(50);
-/// After KILL, until the tree is gone: only processes in uninterruptible sleep take longer.
-const KILL_WAIT: Duration = Duration::from_secs(2);
-/// After the root's exit, for output that is still in the pipe.
-const DRAIN_WAIT: Duration = Duration::from_millis(200);
-const POLL: Duration = Duration::from_millis(5);
-const READ_BYTES: usize = 64 * 1024;
+use crate::ownership::Ownership;
+use crate::reaper::Reaped;
+use crate::running::{Ended, Launch, Running, StopLevel, raised};
 
 /// Longest command line, in bytes: a single argument is limited to 128 KiB (execve(2)).
 const COMMAND_BYTES_MAX: usize = 127 * 1024;
@@ -48,13 +35,12 @@ pub struct ShellConfig {
     pub output_tail_bytes: usize,
     /// Variables that commands do not see: the model's key, first of all.
     pub hidden_variables: Vec<String>,
-    /// This process is a subreaper and runs one tool at a time: orphans belong to the call.
-    pub adopts_orphans: bool,
+    pub ownership: Arc<Ownership>,
 }
 
 impl ShellConfig {
     #[must_use]
-    pub fn new(cwd: PathBuf) -> Self {
+    pub fn new(cwd: PathBuf, ownership: Arc<Ownership>) -> Self {
         Self {
             cwd,
             timeout_default: Duration::from_secs(120),
@@ -62,7 +48,7 @@ impl ShellConfig {
             output_head_bytes: 16 * 1024,
             output_tail_bytes: 16 * 1024,
             hidden_variables: Vec::new(),
-            adopts_orphans: false,
+            ownership,
         }
     }
 }
@@ -88,15 +74,6 @@ pub enum InputError {
     Nul,
 }
 
-/// How urgently a running tool must end. It only ever rises.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StopLevel {
-    #[default]
-    Run,
-    Graceful,
-    Immediate,
-}
-
 /// How a command ended.
 #[derive(Debug)]
 pub enum RunEnd {
@@ -117,8 +94,9 @@ pub struct ToolRun {
     pub duration: Duration,
     /// What the join may claim after all; nothing when no process came to be.
     pub join: Option<Join>,
-    /// Whether everything that had to end did.
-    pub tree_gone: bool,
+    /// How its tree ended; by itself when nobody had to end it.
+    pub termination: Termination,
+    pub reaped: Vec<Reaped>,
 }
 
 #[derive(Debug, Clone)]
@@ -192,142 +170,69 @@ impl ShellTool {
         stop: watch::Receiver<StopLevel>,
     ) -> ToolRun {
         let begun = Instant::now();
-        let before = self.config.adopts_orphans.then(descendants_now);
-        match self.start(command, variables, gate).await {
-            Ok(started) => self.supervise(command, started, before, stop, begun).await,
+        let launch = Launch {
+            shell: self.shell,
+            command: &command.command,
+            cwd: &self.config.cwd,
+            variables,
+            hidden_variables: &self.config.hidden_variables,
+            stdin: Stdio::null(),
+            output: BoundedOutput::new(self.config.output_head_bytes, self.config.output_tail_bytes),
+        };
+        match Running::start(launch, &self.config.ownership, gate).await {
+            Ok(running) => self.supervise(command, running, stop, begun).await,
             Err(error) => ToolRun {
                 output: format!("{error}: {}", innermost(&error)),
                 end: RunEnd::NotStarted(error),
                 output_bytes: 0,
                 duration: begun.elapsed(),
                 join: None,
-                tree_gone: true,
+                termination: Termination::ByItself,
+                reaped: Vec::new(),
             },
         }
-    }
-
-    async fn start(
-        &self,
-        command: &ShellCommand,
-        variables: &[(&str, String)],
-        gate: &mut impl ScopeGate,
-    ) -> Result<Started, SpawnError> {
-        let (reader, writer) = io::pipe().map_err(SpawnError::Gate)?;
-        let reader = pipe::Receiver::from_owned_fd(reader.into()).map_err(SpawnError::Gate)?;
-        let mut process = Command::new(self.shell);
-        process
-            .arg("-c")
-            .arg(&command.command)
-            .current_dir(&self.config.cwd)
-            .stdin(Stdio::null())
-            .stdout(writer.try_clone().map_err(SpawnError::Gate)?)
-            .stderr(writer)
-            .envs(variables.iter().map(|(name, value)| (*name, value.as_str())))
-            // The last resort when the runtime itself comes down.
-            .kill_on_drop(true);
-        for name in &self.config.hidden_variables {
-            process.env_remove(name);
-        }
-        let (child, join) = spawn_gated(process, gate).await?;
-        let output = Arc::new(Mutex::new(BoundedOutput::new(
-            self.config.output_head_bytes,
-            self.config.output_tail_bytes,
-        )));
-        let drain = tokio::spawn(drain(reader, Arc::clone(&output)));
-        Ok(Started { child, join, output, drain })
     }
 
     async fn supervise(
         &self,
         command: &ShellCommand,
-        started: Started,
-        before: Option<BTreeSet<(i32, u64)>>,
+        mut running: Running,
         mut stop: watch::Receiver<StopLevel>,
         begun: Instant,
     ) -> ToolRun {
-        let Started { mut child, join, output, mut drain } = started;
         let limit = command.timeout_ms.map_or(self.config.timeout_default, Duration::from_millis);
         let limit = limit.min(self.config.timeout_max);
-        let root = child.id().and_then(|pid| i32::try_from(pid).ok());
-        let mut tree_gone = true;
         let end = tokio::select! {
             // An exit that is there already wins over a stop that came too late.
             biased;
-            status = child.wait() => status.map_or_else(RunEnd::Lost, ended),
+            status = running.exited() => status.map_or_else(RunEnd::Lost, ended),
             () = raised(&mut stop, StopLevel::Graceful) => RunEnd::Stopped,
             () = sleep(limit) => RunEnd::TimedOut(limit),
         };
-        if matches!(end, RunEnd::Stopped | RunEnd::TimedOut(_))
-            && let Some(root) = root
-        {
-            tree_gone = end_tree(&mut child, &Owned::new(root, before), &mut stop).await;
-        }
-        if self.config.adopts_orphans {
-            reap_adopted();
-        }
-        // Background processes may hold the pipe: the task goes on reading for them.
-        let _ = timeout(DRAIN_WAIT, &mut drain).await;
+        let Ended { termination, reaped } = match end {
+            RunEnd::Stopped | RunEnd::TimedOut(_) => running.end(&mut stop).await,
+            RunEnd::Lost(_) => Ended { termination: Termination::Unknown, reaped: Vec::new() },
+            _ => Ended { termination: Termination::ByItself, reaped: Vec::new() },
+        };
+        running.drained().await;
+        let output = running.output();
         let output = output.lock().unwrap_or_else(PoisonError::into_inner);
         ToolRun {
             end,
             output: output.render(),
             output_bytes: output.total_bytes(),
             duration: begun.elapsed(),
-            join: Some(join),
-            tree_gone,
+            join: Some(running.join),
+            termination,
+            reaped,
         }
     }
-}
-
-struct Started {
-    child: Child,
-    join: Join,
-    output: Arc<Mutex<BoundedOutput>>,
-    drain: JoinHandle<()>,
 }
 
 fn ended(status: ExitStatus) -> RunEnd {
     match (status.code(), status.signal()) {
         (Some(code), _) => RunEnd::Exited(code),
         (None, signal) => RunEnd::Signalled(signal.unwrap_or_default()),
-    }
-}
-
-/// Resolves once `stop` is at `level` or above; never when its sender is gone below it.
-async fn raised(stop: &mut watch::Receiver<StopLevel>, level: StopLevel) {
-    if stop.wait_for(|now| *now >= level).await.is_err() {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// TERM, a moment, then KILL until nothing of the call lives, and the root is reaped.
-async fn end_tree(child: &mut Child, owned: &Owned, stop: &mut watch::Receiver<StopLevel>) -> bool {
-    owned.signal(Signal::SIGTERM);
-    let gone = async {
-        // The root is reaped first: a zombie would keep its pid, which is what makes that safe.
-        let _ = child.wait().await;
-        while !owned.living().is_empty() {
-            sleep(POLL).await;
-        }
-    };
-    tokio::select! {
-        () = gone => return true,
-        () = raised(stop, StopLevel::Immediate) => {}
-        () = sleep(TERM_GRACE) => {}
-    }
-    let deadline = Instant::now() + KILL_WAIT;
-    // More than once: a process may fork between the look and the signal.
-    while owned.signal(Signal::SIGKILL) > 0 && Instant::now() < deadline {
-        let _ = timeout(POLL, child.wait()).await;
-    }
-    let left = deadline.saturating_duration_since(Instant::now()).max(POLL);
-    timeout(left, child.wait()).await.is_ok() && owned.living().is_empty()
-}
-
-async fn drain(mut reader: pipe::Receiver, output: Arc<Mutex<BoundedOutput>>) {
-    let mut buffer = vec![0; READ_BYTES];
-    while let Ok(count @ 1..) = reader.read(&mut buffer).await {
-        output.lock().unwrap_or_else(PoisonError::into_inner).push(&buffer[..count]);
     }
 }
 

@@ -7,11 +7,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use crate::lab::{Lab, Run, alive, until};
+use crate::lab::{Lab, Run, alive, pid_of, until};
 
 fn signal(child: &tokio::process::Child, signal: Signal) {
-    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap();
-    kill(Pid::from_raw(pid), signal).unwrap();
+    kill(Pid::from_raw(pid_of(child)), signal).unwrap();
 }
 
 /// A tree that ignores TERM: a root, a child, one that left the session, and one whose parent is

@@ -121,6 +121,10 @@ pub async fn until(what: &str, done: impl Fn() -> bool) {
     panic!("{what} did not happen");
 }
 
+pub fn pid_of(child: &Child) -> i32 {
+    child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap()
+}
+
 pub fn alive(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().is_some_and(|fields| !fields.is_empty() && !fields.starts_with(" Z"))

@@ -6,3 +6,4 @@ mod collector;
 mod control;
 mod lab;
 mod outcomes;
+mod ownership;

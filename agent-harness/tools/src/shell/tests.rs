@@ -5,6 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 use super::*;
+use nix::sys::signal::Signal;
 
 /// Releases at once, or after `delay`, and remembers what it saw.
 #[derive(Default)]
@@ -32,8 +33,12 @@ struct Lab {
 
 impl Lab {
     fn new() -> Self {
+        Self::with(Ownership::of_library())
+    }
+
+    fn with(ownership: Ownership) -> Self {
         let dir = TempDir::new().unwrap();
-        let mut config = ShellConfig::new(dir.path().to_owned());
+        let mut config = ShellConfig::new(dir.path().to_owned(), Arc::new(ownership));
         config.hidden_variables = vec!["HOME".to_owned()];
         config.output_head_bytes = 1000;
         config.output_tail_bytes = 1000;
@@ -111,22 +116,62 @@ async fn a_gate_that_dawdles_does_not_hold_the_process() {
     assert!(waited >= Duration::from_millis(200), "it wrote only {waited:?} before the gate gave way");
 }
 
-#[tokio::test]
-async fn an_overrun_kills_a_tree_that_ignores_term() {
-    let mut lab = Lab::new();
-    let stubborn = "trap '' TERM; echo $$ > root; \
-        (trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > grandchild; while :; do sleep 0.1; done' & \
-         echo $BASHPID > child; while :; do sleep 0.1; done) & \
-        setsid sh -c 'trap \"\" TERM; echo $$ > strayed; while :; do sleep 0.1; done' & \
-        while :; do sleep 0.1; done";
+/// Everything a tree may do to stay: a root, a child and a grandchild that ignore TERM, one that left
+/// the session, and a daemon without parents and environment. The last one is beyond descent,
+/// session and mark.
+const STUBBORN: &str = "trap '' TERM; echo $$ > root; \
+    (trap '' TERM; sh -c 'trap \"\" TERM; echo $$ > grandchild; while :; do sleep 0.1; done' & \
+     echo $BASHPID > child; while :; do sleep 0.1; done) & \
+    setsid sh -c 'trap \"\" TERM; echo $$ > strayed; while :; do sleep 0.1; done' &";
+const DAEMON: &str =
+    "(env -i setsid sh -c 'trap \"\" TERM; echo $$ > daemon; while :; do sleep 0.1; done' &);";
+const FOREVER: &str = "while :; do sleep 0.1; done";
+
+async fn overruns(mut lab: Lab, command: &str, processes: usize) {
     let begun = Instant::now();
-    let run = lab.run(stubborn, 700).await;
+    let run = lab.run(command, 700).await;
     assert!(matches!(run.end, RunEnd::TimedOut(_)), "{:?}", run.end);
     assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
-    assert!(run.tree_gone);
+    assert_eq!(run.termination, Termination::Forced);
     let pids = lab.pids();
-    assert_eq!(pids.len(), 4, "the tree did not come to be: {pids:?}");
+    assert_eq!(pids.len(), processes, "the tree did not come to be: {pids:?}");
     assert!(pids.iter().all(|pid| !alive(*pid)), "survivors among {pids:?}");
+    let root = run.reaped.first().unwrap();
+    let written = fs::read_to_string(lab.dir.path().join("root")).unwrap();
+    assert_eq!((root.pid.to_string(), root.signal), (written.trim().to_owned(), Some(9)));
+}
+
+#[tokio::test]
+async fn an_overrun_kills_a_tree_that_ignores_term() {
+    overruns(Lab::with(Ownership::without_cgroups()), &format!("{STUBBORN} {FOREVER}"), 4).await;
+}
+
+/// Field case 35, the process that nothing but its cgroup betrays.
+#[tokio::test]
+async fn a_cgroup_holds_what_left_its_session_its_parents_and_its_environment() {
+    let lab = Lab::new();
+    if !lab.tool.config.ownership.has_cgroups() {
+        println!("skipped: no cgroup of version 2 can be made here");
+        return;
+    }
+    overruns(lab, &format!("{STUBBORN} {DAEMON} {FOREVER}"), 5).await;
+}
+
+#[tokio::test]
+async fn a_tree_that_forks_faster_than_it_can_be_looked_at_is_ended() {
+    for ownership in [Ownership::of_library(), Ownership::without_cgroups()] {
+        let mut lab = Lab::with(ownership);
+        let run = lab.run("trap '' TERM; f() { sleep 0.01; [ $SECONDS -lt 10 ] && f & }; f; f; f; while [ $SECONDS -lt 10 ]; do f; done", 500).await;
+        assert_eq!(run.termination, Termination::Forced);
+        let tree = lab.gate.pid.unwrap().to_string();
+        let left: Vec<String> = fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| fs::read_to_string(entry.ok()?.path().join("stat")).ok())
+            .filter(|stat| stat.rsplit(')').next().unwrap().split_whitespace().nth(3) == Some(&tree))
+            .filter(|stat| !stat.rsplit(')').next().unwrap().starts_with(" Z"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 }
 
 #[tokio::test]
@@ -141,6 +186,8 @@ async fn a_stop_lets_a_willing_command_end_by_itself() {
         lab.run("trap 'echo bye; exit 0' TERM; echo $$ > root; while :; do sleep 0.01; done", 20_000).await;
     assert!(matches!(run.end, RunEnd::Stopped), "{:?}", run.end);
     assert!(run.output.contains("bye"), "{:?}", run.output);
+    assert_eq!(run.termination, Termination::Cooperative);
+    assert_eq!(run.reaped[0].exit_code, Some(0));
     assert!(lab.pids().iter().all(|pid| !alive(*pid)));
 }
 
@@ -168,6 +215,24 @@ async fn a_background_process_outlives_its_command_and_does_not_hold_it() {
 }
 
 #[tokio::test]
+async fn each_tree_has_its_own_cgroup_and_an_empty_one_is_used_again() {
+    let mut lab = Lab::new();
+    if !lab.tool.config.ownership.has_cgroups() {
+        println!("skipped: no cgroup of version 2 can be made here");
+        return;
+    }
+    let home = "sed -n 's/^0:://p' /proc/self/cgroup";
+    let first = lab.run(&format!("{home}; sleep 30 > /dev/null 2>&1 & echo $! > left; {home}"), 10_000).await;
+    let room = |output: &str| output.lines().last().unwrap().rsplit('/').next().unwrap().to_owned();
+    assert_eq!(room(&first.output), "0");
+    // The first is held by what was left in the background.
+    assert_eq!(room(&lab.run(home, 10_000).await.output), "1");
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(lab.pids()[0]), Signal::SIGKILL).unwrap();
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(room(&lab.run(home, 10_000).await.output), "0");
+}
+
+#[tokio::test]
 async fn a_missing_directory_is_said() {
     let mut lab = Lab::new();
     lab.tool.config.cwd = "/nonexistent".into();
@@ -179,7 +244,7 @@ async fn a_missing_directory_is_said() {
 
 #[test]
 fn input_is_checked_before_anything_runs() {
-    let tool = ShellTool::new(ShellConfig::new("/".into()));
+    let tool = Lab::new().tool;
     assert!(tool.parse(&json!({"command": "ls"})).is_ok());
     for bad in [
         json!({}),
@@ -208,7 +273,7 @@ async fn from_term_to_kill_are_50_ms() {
     let leisurely = "trap 'sleep 1; echo late; exit 0' TERM; echo $$ > root; while :; do sleep 0.01; done";
     let run = lab.run(leisurely, 300).await;
     let grace = run.duration.saturating_sub(Duration::from_millis(300));
-    assert!(run.tree_gone && !run.output.contains("late"), "{:?}", run.output);
+    assert!(run.termination == Termination::Forced && !run.output.contains("late"), "{:?}", run.output);
     // The rest is a busy machine.
     assert!((Duration::from_millis(50)..Duration::from_millis(900)).contains(&grace), "{grace:?}");
 }
