@@ -19,7 +19,34 @@ pub enum Command {
     /// Give the agent one task, and wait until it is done
     #[command(after_help = EXEC_HELP)]
     Exec(ExecArguments),
+    /// Look at session records
+    #[command(subcommand)]
+    Record(RecordCommand),
 }
+
+#[derive(Debug, Subcommand)]
+pub enum RecordCommand {
+    /// Check every hash and link of a record, offline
+    #[command(after_help = VERIFY_HELP)]
+    Verify {
+        /// The record, <session>.jsonl
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// A head that was kept before: the record must still contain it
+        #[arg(long, value_name = "HASH")]
+        head: Option<String>,
+    },
+}
+
+const VERIFY_HELP: &str = "\
+Prints how many entries there are, the hash of the last, and what is open: calls and runs without an
+end. A chain of hashes shows that no entry was changed, taken out or put in; that its end was not cut
+off at an entry, or all of it written anew, it cannot show. Keep the head elsewhere for that.
+
+Exit status:
+  0    the record verifies; a torn tail is said
+  1    it does not, or does not contain the given head
+  2    it cannot be read";
 
 const EXEC_HELP: &str = "\
 Environment:
@@ -36,7 +63,8 @@ Exit status:
   130  interrupted by SIGINT, SIGTERM, SIGHUP, or because nobody reads the output
 
 On an interrupt a running command gets SIGTERM and, 50 ms later or on a second interrupt, SIGKILL,
-with all its processes. The last line of --json is always session.ended.
+with all its processes, and so do background jobs and what commands left in the background. A
+killed iteron leaves nothing either. The last line of --json is always session.ended.
 
 Examples:
   iteron exec 'make the failing test in ./parser pass'
@@ -92,6 +120,11 @@ pub struct ExecArguments {
     /// Keep a hash-chained record of the session here, content included
     #[arg(long, value_name = "DIR")]
     pub record: Option<PathBuf>,
+
+    /// Go on with the conversation in the record. What a crash left open is closed as interrupted;
+    /// nothing is done again
+    #[arg(long, requires = "record", requires = "session")]
+    pub resume: bool,
 
     /// Work in this directory
     #[arg(long, value_name = "DIR")]

@@ -4,26 +4,31 @@ use std::io::Read as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use iteron_lifecycle::{Correlation, Lifecycle, LifecycleConfig};
-use iteron_protocol::{Outcome, OutputEvent, SessionId, Submission};
+use iteron_protocol::{
+    Acknowledgement, ClientSubmissionId, ControlOp, Operation, Outcome, PROMPT_BYTES_MAX, SessionId,
+    SubmissionEnvelope, SubmissionState,
+};
 use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
-use iteron_record::Record;
-use iteron_runtime::{Session, SessionConfig, SessionParts};
+use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
 use iteron_tools::{Ownership, ShellConfig, ShellTool};
-use tokio::sync::watch;
+use tokio::sync::mpsc;
 
 use crate::arguments::ExecArguments;
 use crate::print::{Printer, note};
-use crate::signals;
+use crate::signals::Signals;
 
 const KEY_VARIABLE: &str = "ANTHROPIC_API_KEY";
 const BASE_URL_VARIABLE: &str = "ANTHROPIC_BASE_URL";
 const BASE_URL_DEFAULT: &str = "https://api.anthropic.com";
 
-/// Longest task taken from standard input, in bytes.
-const PROMPT_BYTES_MAX: u64 = 4 * 1024 * 1024;
+/// At the end, for output that is not read yet.
+const PRINT_WAIT: Duration = Duration::from_secs(1);
+/// One that waits for a disk or a tool does not hold up the one that hears.
+const WORKERS: usize = 2;
 
 pub fn run(arguments: ExecArguments) -> ExitCode {
     protect_key();
@@ -39,7 +44,7 @@ pub fn run(arguments: ExecArguments) -> ExitCode {
 /// Nothing here may start a thread before the ownership is made.
 fn start(prepared: Prepared) -> anyhow::Result<Outcome> {
     let ownership = Arc::new(Ownership::of_program().context("cannot own the processes of tools")?);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(WORKERS).enable_all().build()?;
     let outcome = runtime.block_on(exec(prepared, Arc::clone(&ownership)));
     // A thread that waits in a system call must not hold the exit.
     runtime.shutdown_background();
@@ -102,10 +107,11 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
     let mut prompt = argument.to_owned();
     if argument == "-" {
         prompt.clear();
-        let mut stdin = std::io::stdin().lock().take(PROMPT_BYTES_MAX + 1);
+        let limit = u64::try_from(PROMPT_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
+        let mut stdin = std::io::stdin().lock().take(limit);
         stdin.read_to_string(&mut prompt).context("cannot read the task from standard input")?;
     }
-    if u64::try_from(prompt.len()).is_ok_and(|bytes| bytes > PROMPT_BYTES_MAX) {
+    if prompt.len() > PROMPT_BYTES_MAX {
         bail!("the task has more than {PROMPT_BYTES_MAX} bytes");
     }
     if prompt.trim().is_empty() {
@@ -116,49 +122,75 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
 
 async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<Outcome> {
     let Prepared { arguments, session, prompt, cwd, provider } = prepared;
-    let (interrupt, interrupts) = watch::channel(0);
-    signals::count_into(interrupt.clone()).context("cannot listen for signals")?;
-    let (record, record_torn_bytes) = open_record(&arguments, &session)?;
+    let signals = Signals::listen().context("cannot listen for signals")?;
+    let record = open_record(&arguments, &session)?;
     let lifecycle = connect(&arguments, &session).await;
 
     let mut shell = ShellConfig::new(cwd.clone(), Arc::clone(&ownership));
     shell.hidden_variables = vec![KEY_VARIABLE.to_owned()];
-
-    let mut printer = Printer::new(arguments.json, interrupt);
-    let mut output = |event: OutputEvent| printer.print(&event);
     let config = SessionConfig {
-        submission: Submission { session_id: session, prompt },
+        session_id: session,
         agent_id: arguments.agent,
         model: arguments.model,
         max_tokens: arguments.max_tokens,
         turns_max: arguments.max_turns,
         cwd,
+        resume: arguments.resume,
     };
     let parts = SessionParts {
         provider,
         shell: ShellTool::new(shell),
         record,
-        record_torn_bytes,
         lifecycle,
-        interrupts,
         clock: || jiff::Timestamp::now().as_millisecond(),
-        output: &mut output,
     };
-    let outcome = Session::new(config, parts).run().await;
+    let Session { submitter, output, acknowledgements, ended } = Session::start(config, parts);
+    let printer = Printer::new(arguments.json, submitter.clone());
+    let printing = tokio::task::spawn_blocking(move || printer.print_all(output));
+    tokio::spawn(signals.submit_to(submitter.clone()));
+    tokio::spawn(submit_once(submitter, acknowledgements, prompt));
+    let outcome = ended.await.context("the session failed inside the harness")?;
+    // Somebody who does not read the output must not hold the exit.
+    let _ = tokio::time::timeout(PRINT_WAIT, printing).await;
     if outcome == Outcome::Interrupted && !ownership.end_everything().await {
         note("some processes of the session could not be killed");
     }
     Ok(outcome)
 }
 
-fn open_record(arguments: &ExecArguments, session: &SessionId) -> anyhow::Result<(Option<Record>, u64)> {
-    let Some(dir) = &arguments.record else { return Ok((None, 0)) };
-    let (record, opened) = Record::open(dir, session)?;
-    if opened.torn_bytes > 0 {
-        let path = record.path().display();
-        note(&format!("{path}: {} bytes of a torn entry were cut off", opened.torn_bytes));
+/// Submits the one prompt, and once the session has it, that there will be no other.
+async fn submit_once(
+    submitter: Submitter,
+    mut acknowledgements: mpsc::Receiver<Acknowledgement>,
+    prompt: String,
+) {
+    let id = ClientSubmissionId::fresh();
+    let envelope = SubmissionEnvelope::new(id.clone(), Operation::Prompt(prompt));
+    // Fails only when the session has ended already, which its outcome says.
+    let _ = submitter.submit(envelope);
+    while let Some(Acknowledgement { submission_id, state, .. }) = acknowledgements.recv().await {
+        if submission_id == id && state == SubmissionState::Received {
+            let _ = submitter.control(ControlOp::QuitFrontend);
+        }
     }
-    Ok((Some(record), opened.torn_bytes))
+}
+
+fn open_record(arguments: &ExecArguments, session: &SessionId) -> anyhow::Result<Option<SessionRecord>> {
+    let Some(dir) = &arguments.record else { return Ok(None) };
+    let record = SessionRecord::open(dir, session)?;
+    let path = record.path().display();
+    if record.torn_bytes > 0 {
+        note(&format!("{path}: {} bytes of a torn entry were cut off", record.torn_bytes));
+    }
+    if arguments.resume {
+        if record.past.is_empty() {
+            bail!("{path} holds nothing that could be resumed");
+        }
+        if let Some(fault) = record.past.fault() {
+            bail!("the conversation in {path} cannot be resumed: {fault}");
+        }
+    }
+    Ok(Some(record))
 }
 
 /// Connects to the collector, or says in one line that effects are unobserved.

@@ -5,19 +5,21 @@
 mod arguments;
 mod exec;
 mod print;
+mod record;
 mod signals;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::arguments::{Arguments, Command};
+use crate::arguments::{Arguments, Command, RecordCommand};
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     start_log();
     match arguments.command {
         Command::Exec(arguments) => exec::run(arguments),
+        Command::Record(RecordCommand::Verify { file, head }) => record::verify(&file, head.as_deref()),
     }
 }
 

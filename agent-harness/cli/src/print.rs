@@ -2,26 +2,34 @@
 
 use std::io::{self, Write};
 
-use iteron_protocol::{OutputEvent, TelemetryCounts, ToolStatus};
-use tokio::sync::watch;
+use iteron_protocol::{ControlOp, OutputEvent, TelemetryCounts, ToolStatus};
+use iteron_runtime::Submitter;
+use tokio::sync::mpsc;
 
 /// Output of a tool shown to a person: enough to follow, not to read.
 const TOOL_LINES_MAX: usize = 10;
 
-/// Prints events. When stdout cannot be written any more, it asks for the session to stop.
+/// Prints events. When stdout cannot be written any more, it drains the session.
 pub struct Printer {
     json: bool,
-    interrupts: watch::Sender<u32>,
+    submitter: Submitter,
     reader_gone: bool,
     line_open: bool,
 }
 
 impl Printer {
-    pub const fn new(json: bool, interrupts: watch::Sender<u32>) -> Self {
-        Self { json, interrupts, reader_gone: false, line_open: false }
+    pub const fn new(json: bool, submitter: Submitter) -> Self {
+        Self { json, submitter, reader_gone: false, line_open: false }
     }
 
-    pub fn print(&mut self, event: &OutputEvent) {
+    /// Prints until the session ends. Blocks as long as nobody reads.
+    pub fn print_all(mut self, mut output: mpsc::Receiver<OutputEvent>) {
+        while let Some(event) = output.blocking_recv() {
+            self.print(&event);
+        }
+    }
+
+    fn print(&mut self, event: &OutputEvent) {
         if let OutputEvent::SessionEnded { telemetry: Some(counts), .. } = event {
             report_losses(counts);
         }
@@ -31,7 +39,8 @@ impl Printer {
         let written = if self.json { json_line(event) } else { self.text(event) };
         if written.is_err() {
             self.reader_gone = true;
-            self.interrupts.send_modify(|count| *count = count.saturating_add(1));
+            // Fails only when the session has ended.
+            let _ = self.submitter.control(ControlOp::DrainSession);
         }
     }
 

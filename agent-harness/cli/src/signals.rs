@@ -1,24 +1,40 @@
-//! Signals as a rising count of requests to stop.
+//! Signals as control operations.
 
 use std::io;
 
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::watch;
+use iteron_protocol::ControlOp;
+use iteron_runtime::Submitter;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Counts SIGINT, SIGTERM and SIGHUP from now on.
-pub fn count_into(interrupts: watch::Sender<u32>) -> io::Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    tokio::spawn(async move {
+/// SIGINT, SIGTERM and SIGHUP from now on.
+pub struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    /// The first one drains the session, every later one forces the cancellation.
+    pub async fn submit_to(mut self, submitter: Submitter) {
+        let mut op = ControlOp::DrainSession;
         loop {
             tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = hangup.recv() => {}
+                _ = self.interrupt.recv() => {}
+                _ = self.terminate.recv() => {}
+                _ = self.hangup.recv() => {}
             }
-            interrupts.send_modify(|count| *count = count.saturating_add(1));
+            let op = std::mem::replace(&mut op, ControlOp::ForceCancelTurn { expected: None });
+            if let Err(error) = submitter.control(op) {
+                tracing::debug!(%error, "a signal changes nothing");
+            }
         }
-    });
-    Ok(())
+    }
 }

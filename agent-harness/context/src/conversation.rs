@@ -6,6 +6,11 @@ use serde_json::Value;
 /// Stands in where a tool said nothing: the API refuses an empty text block.
 const EMPTY_OUTPUT: &str = "(no output)";
 
+/// What the model is told of a call whose end nobody saw.
+const INTERRUPTED_CALL: &str =
+    "[interrupted: its end was not seen, and it may have had an effect; look before repeating it]";
+const INTERRUPTED_ANSWER: &str = "[interrupted]";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -89,6 +94,12 @@ impl Conversation {
         Self { system: system.into(), messages: Vec::new() }
     }
 
+    /// The same conversation under another system prompt.
+    #[must_use]
+    pub fn with_system(self, system: impl Into<String>) -> Self {
+        Self { system: system.into(), ..self }
+    }
+
     #[must_use]
     pub fn system(&self) -> &str {
         &self.system
@@ -165,6 +176,33 @@ impl Conversation {
             return Err(ConversationError::EmptyUser);
         }
         self.messages.push(Message { role: Role::User, content });
+        Ok(())
+    }
+
+    /// Closes what an interrupted run left open, so that the user may speak again: calls without a
+    /// result get one of `results` or are said to be interrupted; an answer that never came, or only
+    /// in part, is said to be.
+    pub fn interrupt(
+        &mut self,
+        mut results: Vec<ToolResult>,
+        partial: &str,
+    ) -> Result<(), ConversationError> {
+        let open: Vec<String> = self.open_calls().into_iter().map(str::to_owned).collect();
+        if !open.is_empty() {
+            results.retain(|result| open.contains(&result.tool_use_id));
+            for tool_use_id in open {
+                if !results.iter().any(|result| result.tool_use_id == tool_use_id) {
+                    let content = INTERRUPTED_CALL.to_owned();
+                    results.push(ToolResult { tool_use_id, content, is_error: true });
+                }
+            }
+            self.push_tool_results(results)?;
+        }
+        if self.messages.last().is_some_and(|message| message.role == Role::User) {
+            let text =
+                format!("{partial}{}{INTERRUPTED_ANSWER}", if partial.is_empty() { "" } else { "\n\n" });
+            self.push_assistant(vec![Block::Text { text }])?;
+        }
         Ok(())
     }
 
@@ -250,6 +288,30 @@ mod tests {
         conversation.push_assistant(vec![Block::Text { text: String::new() }, call("a")]).unwrap();
         assert_eq!(conversation.messages()[1].content.len(), 1);
         assert_eq!(conversation.open_calls(), ["a"]);
+    }
+
+    #[test]
+    fn after_an_interrupt_every_call_has_a_result_and_the_user_may_speak() {
+        let mut in_calls = begun();
+        in_calls.push_assistant(vec![call("a"), call("b")]).unwrap();
+        in_calls.interrupt(vec![result("b"), result("stranger")], "").unwrap();
+        let results: Vec<_> = in_calls.messages()[2].content.clone();
+        assert!(
+            matches!(&results[0], Block::ToolResult { content, is_error: true, .. } if content == INTERRUPTED_CALL)
+        );
+        assert!(matches!(&results[1], Block::ToolResult { is_error: false, .. }));
+        in_calls.push_user("next").unwrap();
+
+        let mut in_answer = begun();
+        in_answer.interrupt(vec![], "half an ans").unwrap();
+        let text = Block::Text { text: "half an ans\n\n[interrupted]".into() };
+        assert_eq!(in_answer.messages()[1].content, [text]);
+        in_answer.push_user("next").unwrap();
+
+        let mut complete = begun();
+        complete.push_assistant(vec![Block::Text { text: "done".into() }]).unwrap();
+        complete.interrupt(vec![], "").unwrap();
+        assert_eq!(complete.messages().len(), 2);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What the runtime holds: emit, open, close, and leave.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use iteron_protocol::{Join, TelemetryCounts, ToolCallId};
@@ -43,11 +43,17 @@ pub struct ScopeHandle {
 #[derive(Debug)]
 pub struct Lifecycle {
     correlation: Correlation,
+    /// Nothing any more once it was shut down.
+    lanes: RwLock<Option<Lanes>>,
+    counts: Arc<Counts>,
+    next_scope: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Lanes {
     events: mpsc::Sender<Queued>,
     scopes: mpsc::Sender<ScopeRequest>,
     tasks: [JoinHandle<()>; 2],
-    counts: Arc<Counts>,
-    next_scope: AtomicU64,
 }
 
 impl Lifecycle {
@@ -73,7 +79,8 @@ impl Lifecycle {
             tokio::spawn(events_lane::run(for_events, queued_events, Arc::clone(&counts))),
             tokio::spawn(scopes_lane::run(for_scopes, queued_scopes, session_id, agent_id)),
         ];
-        Ok(Self { correlation, events, scopes, tasks, counts, next_scope: AtomicU64::new(1) })
+        let lanes = RwLock::new(Some(Lanes { events, scopes, tasks }));
+        Ok(Self { correlation, lanes, counts, next_scope: AtomicU64::new(1) })
     }
 
     /// Queues an event, or counts it as dropped.
@@ -104,7 +111,7 @@ impl Lifecycle {
         let parent = parent.map(|parent| parent.number);
         let request = ScopeRequest::Open { number, kind, tool_call_id, pid, parent, done };
         let mut join = Join::Inferred;
-        if self.scopes.try_send(request).is_ok()
+        if self.request_scope(request)
             && let Ok(Ok(answer)) = timeout_at(deadline.into(), opened).await
         {
             join = answer;
@@ -114,15 +121,16 @@ impl Lifecycle {
 
     /// Closes a scope in the background.
     pub fn close_scope(&self, scope: ScopeHandle) {
-        if self.scopes.try_send(ScopeRequest::Close { number: scope.number }).is_err() {
+        if !self.request_scope(ScopeRequest::Close { number: scope.number }) {
             tracing::warn!("a scope could not be closed: the queue is full");
         }
     }
 
     /// Delivers what is queued, within a bound, and says what became of all events.
-    pub async fn shutdown(self) -> TelemetryCounts {
-        let Self { events, scopes, tasks, counts, .. } = self;
-        drop((events, scopes));
+    /// What is told afterwards is dropped, and counted.
+    pub async fn shutdown(&self) -> TelemetryCounts {
+        let lanes = self.lanes.write().unwrap_or_else(PoisonError::into_inner).take();
+        let tasks = lanes.into_iter().flat_map(|Lanes { tasks, .. }| tasks);
         let deadline = tokio::time::Instant::now() + SHUTDOWN_WAIT;
         for mut task in tasks {
             if timeout_at(deadline, &mut task).await.is_err() {
@@ -130,6 +138,7 @@ impl Lifecycle {
             }
         }
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let counts = &self.counts;
         let (accepted, rejected) = (load(&counts.accepted), load(&counts.rejected));
         let unconfirmed = load(&counts.unconfirmed);
         let told = accepted + rejected + unconfirmed;
@@ -141,10 +150,18 @@ impl Lifecycle {
         }
     }
 
+    fn request_scope(&self, request: ScopeRequest) -> bool {
+        let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+        lanes.as_ref().is_some_and(|lanes| lanes.scopes.try_send(request).is_ok())
+    }
+
     fn enqueue(&self, event: &Event, done: Option<oneshot::Sender<()>>) -> bool {
         self.counts.emitted.fetch_add(1, Ordering::Relaxed);
         match event.encode(&self.correlation) {
-            Ok(line) => self.events.try_send(Queued { line, done }).is_ok(),
+            Ok(line) => {
+                let lanes = self.lanes.read().unwrap_or_else(PoisonError::into_inner);
+                lanes.as_ref().is_some_and(|lanes| lanes.events.try_send(Queued { line, done }).is_ok())
+            }
             Err(error) => {
                 tracing::error!(%error, "cannot encode an event");
                 false

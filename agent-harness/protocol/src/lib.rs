@@ -21,7 +21,5 @@ pub use control::ControlOp;
 pub use ids::{AgentId, ClientSubmissionId, IdError, JobId, ScopeId, SessionId, TokenId, ToolCallId, TurnId};
 pub use ledger::{ENDED_MAX, Ledger, TransitionError};
 pub use outcome::{FailureReason, Outcome, ProviderErrorClass, Usage};
-pub use output::{Join, OutputEvent, TelemetryCounts, Termination, ToolStatus};
-pub use submission::{
-    EnvelopeError, Operation, PROMPT_BYTES_MAX, PROTOCOL_VERSION, Submission, SubmissionEnvelope,
-};
+pub use output::{Join, OutputEvent, Reaped, TelemetryCounts, Termination, ToolStatus};
+pub use submission::{EnvelopeError, Operation, PROMPT_BYTES_MAX, PROTOCOL_VERSION, SubmissionEnvelope};

@@ -2,14 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{ClientSubmissionId, ControlOp, SessionId};
-
-/// One prompt given to a session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Submission {
-    pub session_id: SessionId,
-    pub prompt: String,
-}
+use crate::{ClientSubmissionId, ControlOp};
 
 /// Version of envelopes and acknowledgements. A reader takes this one only.
 pub const PROTOCOL_VERSION: u32 = 1;

@@ -1,7 +1,8 @@
 //! What an entry can say, and the line it becomes.
 
 use iteron_protocol::{
-    AgentId, Join, Outcome, ProviderErrorClass, SessionId, ToolCallId, ToolStatus, TurnId, Usage,
+    AgentId, ClientSubmissionId, ControlOp, JobId, Join, Outcome, ProviderErrorClass, Reaped, SessionId,
+    SubmissionState, Termination, ToolCallId, ToolStatus, TurnId, Usage,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -16,12 +17,46 @@ pub enum Entry {
         agent_id: AgentId,
         model: String,
         client_version: String,
+        /// The conversation of the runs before goes on; otherwise it begins anew.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        resumed: bool,
     },
     Recovered {
         torn_bytes: u64,
     },
+    /// A call was intended, and the process ended before its end was seen. It may have had an effect,
+    /// and is not done again.
+    EffectUnknown {
+        tool_call_id: ToolCallId,
+    },
+    /// A background job ended.
+    JobEnded {
+        job: JobId,
+        exit_code: Option<i32>,
+        termination: Termination,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        reaped: Vec<Reaped>,
+    },
+    /// A prompt came in. Nothing is done about it before it is admitted.
     Submitted {
+        #[serde(default)]
+        submission_id: Option<ClientSubmissionId>,
         prompt: String,
+    },
+    /// A prompt became part of the conversation; its run begins.
+    Admitted {
+        submission_id: ClientSubmissionId,
+    },
+    /// A submission came back or was refused, and had no effect.
+    Returned {
+        submission_id: ClientSubmissionId,
+        #[serde(flatten)]
+        state: SubmissionState,
+    },
+    /// A control operation is carried out from here on.
+    Controlled {
+        submission_id: ClientSubmissionId,
+        operation: ControlOp,
     },
     ModelRequested {
         turn_id: TurnId,
@@ -37,6 +72,9 @@ pub enum Entry {
         turn_id: TurnId,
         error_class: ProviderErrorClass,
         message: String,
+        /// What had come of the answer: evidence, and no answer.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        partial: String,
     },
     /// Written before the tool's process executes: an intent without an end is an unknown effect.
     ToolIntended {
@@ -47,12 +85,28 @@ pub enum Entry {
     },
     ToolEnded {
         tool_call_id: ToolCallId,
+        #[serde(default)]
+        provider_call_id: String,
         status: ToolStatus,
         exit_code: Option<i32>,
         reason: Option<String>,
         join: Option<Join>,
         output: String,
         output_bytes: u64,
+        /// How its processes ended; nothing when it never ran.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        termination: Option<Termination>,
+        /// What was reaped, as `waitpid` told it, the root first.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        reaped: Vec<Reaped>,
+    },
+    /// The end of a run. `abandoned`: it did not end within its grace, and what it had running may
+    /// still have taken effect.
+    RunEnded {
+        submission_id: ClientSubmissionId,
+        outcome: Outcome,
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        abandoned: bool,
     },
     SessionEnded {
         outcome: Outcome,
@@ -68,10 +122,16 @@ impl Entry {
             Self::ModelCompleted { .. }
             | Self::ModelFailed { .. }
             | Self::ToolEnded { .. }
+            | Self::RunEnded { .. }
             | Self::SessionEnded { .. } => true,
             Self::SessionStarted { .. }
             | Self::Recovered { .. }
+            | Self::EffectUnknown { .. }
+            | Self::JobEnded { .. }
             | Self::Submitted { .. }
+            | Self::Admitted { .. }
+            | Self::Returned { .. }
+            | Self::Controlled { .. }
             | Self::ModelRequested { .. }
             | Self::ToolIntended { .. } => false,
         }

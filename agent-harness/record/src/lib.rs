@@ -18,7 +18,7 @@ mod entry;
 mod writer;
 
 pub use entry::{Entry, Line};
-pub use writer::{AppendError, OpenError, Opened, Record, Verified, VerifyError, verify};
+pub use writer::{AppendError, OpenError, Opened, Record, Syncer, Verified, VerifyError, replay, verify};
 
 #[cfg(test)]
 mod tests;

@@ -8,7 +8,10 @@ use super::*;
 
 fn entries() -> Vec<Entry> {
     vec![
-        Entry::Submitted { prompt: "list the files — \"quoted\", \\ and ,\"hash\":\"".into() },
+        Entry::Submitted {
+            submission_id: None,
+            prompt: "list the files — \"quoted\", \\ and ,\"hash\":\"".into(),
+        },
         Entry::Recovered { torn_bytes: 3 },
         Entry::SessionEnded { outcome: Outcome::Completed, turns: 1 },
     ]
@@ -17,7 +20,7 @@ fn entries() -> Vec<Entry> {
 /// A record with three entries, closed, and its bytes.
 fn written() -> (TempDir, std::path::PathBuf, Vec<u8>) {
     let dir = TempDir::new().unwrap();
-    let (mut record, opened) = Record::open(dir.path(), &"s".parse().unwrap()).unwrap();
+    let (mut record, opened) = Record::open(dir.path(), &"s".parse().unwrap(), |_| ()).unwrap();
     assert_eq!(opened, Opened { entries: 0, torn_bytes: 0 });
     for (at, entry) in entries().into_iter().enumerate() {
         record.append(i64::try_from(at).unwrap(), entry).unwrap();
@@ -31,7 +34,7 @@ fn written() -> (TempDir, std::path::PathBuf, Vec<u8>) {
 #[test]
 fn a_reopened_record_goes_on_in_the_same_chain() {
     let (dir, path, before) = written();
-    let (mut record, opened) = Record::open(dir.path(), &"s".parse().unwrap()).unwrap();
+    let (mut record, opened) = Record::open(dir.path(), &"s".parse().unwrap(), |_| ()).unwrap();
     assert_eq!(opened, Opened { entries: 3, torn_bytes: 0 });
     record.append(9, entries().remove(0)).unwrap();
     let after = fs::read(&path).unwrap();
@@ -44,7 +47,7 @@ fn a_tail_torn_at_any_byte_is_cut_and_reported() {
     let (dir, path, bytes) = written();
     for keep in 0..bytes.len() {
         fs::write(&path, &bytes[..keep]).unwrap();
-        let (record, opened) = Record::open(dir.path(), &"s".parse().unwrap()).unwrap();
+        let (record, opened) = Record::open(dir.path(), &"s".parse().unwrap(), |_| ()).unwrap();
         drop(record);
         let intact = bytes[..keep].iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         assert_eq!(opened.torn_bytes, u64::try_from(keep - intact).unwrap(), "kept {keep}");
@@ -81,8 +84,8 @@ fn a_record_has_one_writer_and_is_private() {
     use std::os::unix::fs::PermissionsExt;
     let dir = TempDir::new().unwrap();
     let id = "s".parse().unwrap();
-    let (record, _) = Record::open(dir.path(), &id).unwrap();
-    assert!(matches!(Record::open(dir.path(), &id), Err(OpenError::Locked { .. })));
+    let (record, _) = Record::open(dir.path(), &id, |_| ()).unwrap();
+    assert!(matches!(Record::open(dir.path(), &id, |_| ()), Err(OpenError::Locked { .. })));
     let mode = fs::metadata(record.path()).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 }

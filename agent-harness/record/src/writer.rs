@@ -82,8 +82,13 @@ pub struct Verified {
 }
 
 impl Record {
-    /// Opens or creates `<dir>/<session>.jsonl`, verifies all of it, and cuts off a torn tail.
-    pub fn open(dir: &Path, session: &SessionId) -> Result<(Self, Opened), OpenError> {
+    /// Opens or creates `<dir>/<session>.jsonl`, verifies all of it, gives each line to `past`, and
+    /// cuts off a torn tail.
+    pub fn open(
+        dir: &Path,
+        session: &SessionId,
+        past: impl FnMut(Line),
+    ) -> Result<(Self, Opened), OpenError> {
         let path = dir.join(format!("{session}.jsonl"));
         let failed = |source| OpenError::Io { path: path.clone(), source };
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(failed)?;
@@ -101,7 +106,8 @@ impl Record {
                 failed(errno.into())
             }
         })?;
-        let found = verify(&mut *file).map_err(|source| OpenError::Verify { path: path.clone(), source })?;
+        let found =
+            replay(&mut *file, past).map_err(|source| OpenError::Verify { path: path.clone(), source })?;
         if found.torn_bytes > 0 {
             file.set_len(found.intact_bytes).map_err(failed)?;
         }
@@ -119,29 +125,50 @@ impl Record {
         &self.path
     }
 
-    /// Appends an entry; a terminal one is on disk when this returns. After a failure nothing more
-    /// is taken, since a hole in the chain would not be a record.
-    pub fn append(&mut self, at_ms: i64, entry: Entry) -> Result<(), AppendError> {
+    /// Appends an entry, which then survives this process, and gives its number. What must survive
+    /// the machine is synced besides, through a [`Syncer`]. After a failure nothing more is taken,
+    /// since a hole in the chain would not be a record.
+    pub fn append(&mut self, at_ms: i64, entry: Entry) -> Result<u64, AppendError> {
         if self.broken {
             return Err(AppendError::Broken);
         }
-        let terminal = entry.is_terminal();
-        let line = Line { seq: self.next_seq, at_ms, prev: self.head.clone(), entry };
+        let seq = self.next_seq;
+        let line = Line { seq, at_ms, prev: self.head.clone(), entry };
         let (bytes, hash) = seal(&line)?;
-        let written =
-            self.file.write_all(&bytes).and_then(|()| if terminal { self.file.sync_data() } else { Ok(()) });
-        if let Err(error) = written {
+        if let Err(error) = self.file.write_all(&bytes) {
             self.broken = true;
             return Err(error.into());
         }
         self.next_seq += 1;
         self.head = hash;
-        Ok(())
+        Ok(seq)
+    }
+
+    /// A way to sync what was appended without holding up what is being appended.
+    pub fn syncer(&self) -> io::Result<Syncer> {
+        Ok(Syncer(self.file.try_clone()?))
+    }
+}
+
+/// Puts a record's bytes on disk.
+#[derive(Debug)]
+pub struct Syncer(File);
+
+impl Syncer {
+    /// When this returns, everything appended before the call is on disk. May take as long as the
+    /// disk takes.
+    pub fn sync(&self) -> io::Result<()> {
+        self.0.sync_data()
     }
 }
 
 /// Reads a record from its beginning and checks every hash and link.
 pub fn verify(file: impl io::Read + Seek) -> Result<Verified, VerifyError> {
+    replay(file, |_| ())
+}
+
+/// Verifies a record, and gives each line to `each` once it is known to be right.
+pub fn replay(file: impl io::Read + Seek, mut each: impl FnMut(Line)) -> Result<Verified, VerifyError> {
     let mut reader = BufReader::new(file);
     reader.seek(SeekFrom::Start(0))?;
     let mut found = Verified { entries: 0, head: GENESIS.to_owned(), intact_bytes: 0, torn_bytes: 0 };
@@ -168,5 +195,6 @@ pub fn verify(file: impl io::Read + Seek) -> Result<Verified, VerifyError> {
         found.entries = line;
         found.head = hash;
         found.intact_bytes += u64::try_from(read).unwrap_or(u64::MAX);
+        each(entry);
     }
 }

@@ -1,10 +1,13 @@
 //! A tool call between the model's answer and its result.
 
+use std::time::Duration;
+
 use iteron_context::ToolResult;
 use iteron_kernel::run::{Call, Denial};
-use iteron_protocol::ToolCallId;
+use iteron_protocol::{Join, Reaped, Termination, ToolCallId};
 use iteron_provider::ToolInput;
-use iteron_tools::{RunEnd, ShellCommand, ShellTool, ToolRun};
+use iteron_tools::{JobError, JobRequest, RunEnd, ShellCommand, ShellTool, ToolRun};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 /// What the model asked for, and what of it can be run.
@@ -15,7 +18,14 @@ pub(crate) struct PendingCall {
     pub tool_name: String,
     pub input: Value,
     pub input_bytes: u64,
-    pub plan: Result<ShellCommand, Objection>,
+    pub plan: Result<Plan, Objection>,
+}
+
+/// What is carried out for a call.
+#[derive(Debug)]
+pub(crate) enum Plan {
+    Command(ShellCommand),
+    Job(JobRequest),
 }
 
 /// Why a call cannot be run, and what the model is told.
@@ -34,16 +44,22 @@ impl PendingCall {
             }
             ToolInput::Invalid(bytes) => (json!({}), bytes, false),
         };
-        let plan = if tool_name != ShellTool::NAME {
-            let message = format!("there is no tool of this name; use {}", ShellTool::NAME);
-            Err(Objection { denial: Denial::UnknownTool, message })
-        } else if valid {
-            shell
-                .parse(&input)
-                .map_err(|error| Objection { denial: Denial::InvalidInput, message: error.to_string() })
-        } else {
-            let message = "the input is not a JSON object".to_owned();
-            Err(Objection { denial: Denial::InvalidInput, message })
+        let invalid = |message| Objection { denial: Denial::InvalidInput, message };
+        let plan = match tool_name.as_str() {
+            ShellTool::NAME | JobRequest::NAME if !valid => {
+                Err(invalid("the input is not a JSON object".to_owned()))
+            }
+            ShellTool::NAME => {
+                shell.parse(&input).map(Plan::Command).map_err(|error| invalid(error.to_string()))
+            }
+            JobRequest::NAME => {
+                JobRequest::deserialize(&input).map(Plan::Job).map_err(|error| invalid(error.to_string()))
+            }
+            _ => {
+                let (shell, job) = (ShellTool::NAME, JobRequest::NAME);
+                let message = format!("there is no tool of this name; use {shell} or {job}");
+                Err(Objection { denial: Denial::UnknownTool, message })
+            }
         };
         let input_bytes = u64::try_from(input_bytes).unwrap_or(u64::MAX);
         Self { id: ToolCallId::fresh(), provider_id, tool_name, input, input_bytes, plan }
@@ -58,24 +74,32 @@ impl PendingCall {
     }
 }
 
-/// A run in the words of events and records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Verdict {
-    pub kind: VerdictKind,
+/// What was carried out, in the words of events and records.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub kind: DoneKind,
     pub exit_code: Option<i32>,
     pub reason: &'static str,
+    /// What the model is shown.
+    pub output: String,
+    pub output_bytes: u64,
+    pub duration: Duration,
+    pub join: Option<Join>,
+    /// Nothing when the call started no process, or one that lives on as a job.
+    pub termination: Option<Termination>,
+    pub reaped: Vec<Reaped>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum VerdictKind {
+pub(crate) enum DoneKind {
     Completed,
     Failed,
     Cancelled,
 }
 
-impl Verdict {
-    pub(crate) fn of(run: &ToolRun) -> Self {
-        use VerdictKind::{Cancelled, Completed, Failed};
+impl Done {
+    pub(crate) fn command(run: ToolRun) -> Self {
+        use DoneKind::{Cancelled, Completed, Failed};
 
         let (kind, exit_code, reason) = match run.end {
             RunEnd::Exited(0) => (Completed, Some(0), "exit_code"),
@@ -87,12 +111,31 @@ impl Verdict {
             RunEnd::Lost(_) => (Failed, None, "end_not_observed"),
             RunEnd::Stopped => (Cancelled, None, "interrupted"),
         };
-        Self { kind, exit_code, reason }
+        let output = shown(&run);
+        let ToolRun { output_bytes, duration, join, termination, reaped, .. } = run;
+        let termination = join.map(|_| termination);
+        Self { kind, exit_code, reason, output, output_bytes, duration, join, termination, reaped }
+    }
+
+    /// A call that acted on a job: what it answered, or nothing when it was cancelled.
+    pub(crate) fn job(
+        answer: Option<Result<String, JobError>>,
+        join: Option<Join>,
+        duration: Duration,
+    ) -> Self {
+        let (kind, reason, output) = match answer {
+            Some(Ok(text)) => (DoneKind::Completed, "job", text),
+            Some(Err(error)) => (DoneKind::Failed, "job", error.to_string()),
+            None => (DoneKind::Cancelled, "interrupted", "[interrupted]".to_owned()),
+        };
+        let output_bytes = u64::try_from(output.len()).unwrap_or(u64::MAX);
+        let (exit_code, termination, reaped) = (None, None, Vec::new());
+        Self { kind, exit_code, reason, output, output_bytes, duration, join, termination, reaped }
     }
 }
 
 /// What the model is shown of a run.
-pub(crate) fn shown(run: &ToolRun) -> String {
+fn shown(run: &ToolRun) -> String {
     let mut text = run.output.clone();
     let note = match &run.end {
         RunEnd::Exited(0) => None,

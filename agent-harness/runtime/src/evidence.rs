@@ -1,10 +1,14 @@
-//! The three places where a session leaves evidence: the record, the collector, the output.
+//! The three places where a session leaves evidence: the record, the collector, the front end.
 
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use iteron_lifecycle::{Event, EventOutcome, Lifecycle, ModelPayload, ScopeHandle, SessionPayload};
 use iteron_protocol::{Outcome, OutputEvent};
-use iteron_record::{Entry, Record};
+use iteron_record::{Entry, Record, Syncer};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
 
 /// Unix time in milliseconds: reading the clock is the caller's.
 pub type WallClock = fn() -> i64;
@@ -13,26 +17,78 @@ pub(crate) const CLIENT: &str = "iteron";
 pub(crate) const CLIENT_VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(crate) const PROVIDER: &str = "anthropic";
 
-pub(crate) struct Evidence<'a> {
-    pub record: Option<Record>,
-    pub record_broken: bool,
+/// Once a run is cancelled, a front end that does not read holds it up no longer than this a line.
+const SHOW_WAIT: Duration = Duration::from_millis(20);
+
+/// What everybody waits for is worth more.
+const LAST_SHOW_WAIT: Duration = Duration::from_secs(1);
+
+pub(crate) struct Evidence {
+    record: Option<Recording>,
+    broken: watch::Sender<bool>,
     pub lifecycle: Option<Lifecycle>,
-    pub session_scope: Option<ScopeHandle>,
-    pub clock: WallClock,
-    pub output: &'a mut dyn FnMut(OutputEvent),
+    pub session_scope: OnceLock<ScopeHandle>,
+    clock: WallClock,
+    output: mpsc::Sender<OutputEvent>,
 }
 
-impl Evidence<'_> {
-    /// Appends to the record, where there is one. A failure is remembered; see `record_broken`.
-    pub(crate) fn record(&mut self, entry: Entry) {
-        let Some(record) = &mut self.record else { return };
-        if self.record_broken {
-            return;
+struct Recording {
+    record: Mutex<Record>,
+    syncer: Arc<Syncer>,
+}
+
+impl Evidence {
+    pub(crate) fn new(
+        record: Option<(Record, Syncer)>,
+        lifecycle: Option<Lifecycle>,
+        clock: WallClock,
+        output: mpsc::Sender<OutputEvent>,
+    ) -> Self {
+        let record =
+            record.map(|(record, syncer)| Recording { record: Mutex::new(record), syncer: Arc::new(syncer) });
+        let session_scope = OnceLock::new();
+        Self { record, broken: watch::Sender::new(false), lifecycle, session_scope, clock, output }
+    }
+
+    /// Appends to the record, where there is one, and gives the entry's number. A failure is
+    /// remembered; see [`Self::is_broken`].
+    pub(crate) fn record(&self, entry: Entry) -> Option<u64> {
+        let recording = self.record.as_ref()?;
+        if self.is_broken() {
+            return None;
         }
-        if let Err(error) = record.append((self.clock)(), entry) {
-            self.record_broken = true;
-            tracing::error!(%error, path = %record.path().display(), "the session record is broken");
+        let mut record = recording.record.lock().unwrap_or_else(PoisonError::into_inner);
+        match record.append((self.clock)(), entry) {
+            Ok(seq) => Some(seq),
+            Err(error) => {
+                tracing::error!(%error, path = %record.path().display(), "the session record is broken");
+                self.broken.send_replace(true);
+                None
+            }
         }
+    }
+
+    /// Appends what closes something, and waits until it is on disk.
+    pub(crate) async fn record_end(&self, entry: Entry) {
+        debug_assert!(entry.is_terminal());
+        self.record(entry);
+        let Some(Recording { syncer, .. }) = &self.record else { return };
+        let syncer = Arc::clone(syncer);
+        // On a thread of its own: a slow disk must not hold up control.
+        let synced = tokio::task::spawn_blocking(move || syncer.sync()).await;
+        if let Ok(Err(error)) = synced {
+            tracing::error!(%error, "the session record cannot be synced");
+            self.broken.send_replace(true);
+        }
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        *self.broken.borrow()
+    }
+
+    /// Tells when the record breaks.
+    pub(crate) fn breaks(&self) -> watch::Receiver<bool> {
+        self.broken.subscribe()
     }
 
     pub(crate) fn tell(&self, event: &Event) {
@@ -47,8 +103,34 @@ impl Evidence<'_> {
         }
     }
 
-    pub(crate) fn show(&mut self, event: OutputEvent) {
-        (self.output)(event);
+    /// Shows an event, at the pace of whoever reads; once `cancel` is cancelled, not for long.
+    pub(crate) async fn show(&self, event: OutputEvent, cancel: &CancellationToken) {
+        let out_of_patience = async {
+            cancel.cancelled().await;
+            sleep(SHOW_WAIT).await;
+        };
+        tokio::select! {
+            biased;
+            permit = self.output.reserve() => if let Ok(permit) = permit {
+                permit.send(event);
+            },
+            () = out_of_patience => tracing::warn!("an event could not be shown: nobody reads"),
+        }
+    }
+
+    /// Shows the session's last event, to a slow reader too.
+    pub(crate) async fn show_last(&self, event: OutputEvent) {
+        if timeout(LAST_SHOW_WAIT, self.output.send(event)).await.is_err() {
+            tracing::warn!("the last event could not be shown: nobody reads");
+        }
+    }
+
+    /// Shows an event if that does not have to wait; gives it back otherwise.
+    pub(crate) fn try_show(&self, event: OutputEvent) -> Option<OutputEvent> {
+        match self.output.try_send(event) {
+            Err(mpsc::error::TrySendError::Full(event)) => Some(event),
+            _ => None,
+        }
     }
 }
 

@@ -1,230 +1,180 @@
-//! A session from its start to its one end.
+//! A session as its front end holds it: two ways in, two ways out, and an end.
 
-use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use iteron_context::{Conversation, ToolResult, ToolSpec};
-use iteron_kernel::run::{Action, Closing, Event as KernelEvent, Run, StopCause};
-use iteron_lifecycle::{Event, EventOutcome, Lifecycle, ScopeKind, ToolPayload};
-use iteron_protocol::{AgentId, Outcome, OutputEvent, Submission, ToolCallId, ToolStatus, Usage};
+use iteron_context::Conversation;
+use iteron_lifecycle::{Event, Lifecycle, ScopeKind};
+use iteron_protocol::{
+    Acknowledgement, ClientSubmissionId, ControlOp, Ledger, Operation, Outcome, OutputEvent,
+    SubmissionEnvelope,
+};
 use iteron_provider::Provider;
-use iteron_record::{Entry, Record};
-use iteron_tools::ShellTool;
-use tokio::sync::watch;
+use iteron_record::Entry;
+use iteron_tools::{Jobs, ShellTool};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
-use crate::call::PendingCall;
+use crate::actor::{Lanes, SessionActor};
+use crate::agent::{Agent, SessionConfig};
 use crate::evidence::{CLIENT_VERSION, Evidence, WallClock, session_outcome, session_payload};
+use crate::past::SessionRecord;
 use crate::prompt::system_prompt;
 
 /// Longest wait for the session's own scope, as for a tool's.
 const SCOPE_WAIT: Duration = Duration::from_millis(20);
 /// Longest wait for `session.ended` to be taken before the scope closes.
-const LAST_EVENT_WAIT: Duration = Duration::from_millis(250);
+const LAST_EVENT_WAIT: Duration = Duration::from_millis(50);
+/// Longest wait at the end for calls of an abandoned run, whose processes may be unkillable.
+const CALLS_WAIT: Duration = Duration::from_secs(3);
 
-#[derive(Debug, Clone)]
-pub struct SessionConfig {
-    pub submission: Submission,
-    pub agent_id: AgentId,
-    pub model: String,
-    pub max_tokens: u32,
-    pub turns_max: u32,
-    pub cwd: PathBuf,
-}
+/// Prompts on their way to the actor; those that it took wait there.
+const DATA_LANE: usize = 64;
+/// Control operations on their way: more than people and programs have in mind at one time.
+const CONTROL_LANE: usize = 64;
+/// Events and acknowledgements that a front end has not read yet.
+const OUTPUT_EVENTS: usize = 256;
+const ACKNOWLEDGEMENTS: usize = 4096;
 
 /// What a session works with.
-pub struct SessionParts<'a> {
+pub struct SessionParts {
     pub provider: Provider,
     pub shell: ShellTool,
-    pub record: Option<Record>,
-    /// Bytes cut off the record when it was opened.
-    pub record_torn_bytes: u64,
+    pub record: Option<SessionRecord>,
     pub lifecycle: Option<Lifecycle>,
-    /// How often the operator asked to stop, rising.
-    pub interrupts: watch::Receiver<u32>,
     pub clock: WallClock,
-    pub output: &'a mut dyn FnMut(OutputEvent),
 }
 
-pub struct Session<'a> {
-    pub(crate) config: SessionConfig,
-    pub(crate) provider: Provider,
-    pub(crate) shell: ShellTool,
-    pub(crate) tools: Vec<ToolSpec>,
-    pub(crate) interrupts: watch::Receiver<u32>,
-    pub(crate) evidence: Evidence<'a>,
-    pub(crate) kernel: Run,
-    pub(crate) conversation: Conversation,
-    pub(crate) todo: VecDeque<Action>,
-    pub(crate) calls: Vec<PendingCall>,
-    pub(crate) results: Vec<ToolResult>,
-    pub(crate) usage: Usage,
+/// A way to submit. May be cloned: one for each front end.
+#[derive(Debug, Clone)]
+pub struct Submitter {
+    control: mpsc::Sender<SubmissionEnvelope>,
+    data: mpsc::Sender<SubmissionEnvelope>,
 }
 
-impl<'a> Session<'a> {
+/// What came of handing over an envelope. Only what was taken is acknowledged.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SubmitError {
+    #[error("too many submissions are on their way; try again")]
+    Full,
+    #[error("the session has ended")]
+    Ended,
+}
+
+impl Submitter {
+    /// Hands an envelope over, by the lane of its kind. Waits for nothing.
+    pub fn submit(&self, envelope: SubmissionEnvelope) -> Result<(), SubmitError> {
+        let lane = match envelope.operation {
+            Operation::Control(_) => &self.control,
+            Operation::Prompt(_) => &self.data,
+        };
+        lane.try_send(envelope).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => SubmitError::Full,
+            mpsc::error::TrySendError::Closed(_) => SubmitError::Ended,
+        })
+    }
+
+    /// Hands a control operation over under a fresh id.
+    pub fn control(&self, op: ControlOp) -> Result<(), SubmitError> {
+        self.submit(SubmissionEnvelope::new(ClientSubmissionId::fresh(), Operation::Control(op)))
+    }
+}
+
+/// A running session.
+pub struct Session {
+    pub submitter: Submitter,
+    /// What happens, ending with `session.ended`. A run goes at the pace at which this is read.
+    pub output: mpsc::Receiver<OutputEvent>,
+    /// What becomes of submissions.
+    pub acknowledgements: mpsc::Receiver<Acknowledgement>,
+    /// The session's end, after its last output.
+    pub ended: JoinHandle<Outcome>,
+}
+
+impl Session {
+    /// Starts a session as tasks of the current runtime. When every [`Submitter`] is gone, it drains.
     #[must_use]
-    pub fn new(config: SessionConfig, parts: SessionParts<'a>) -> Self {
-        let SessionParts { provider, shell, record, record_torn_bytes, lifecycle, interrupts, clock, output } =
-            parts;
-        let mut evidence =
-            Evidence { record, record_broken: false, lifecycle, session_scope: None, clock, output };
-        if record_torn_bytes > 0 {
-            evidence.record(Entry::Recovered { torn_bytes: record_torn_bytes });
-        }
-        let tool = ToolSpec {
-            name: ShellTool::NAME.to_owned(),
-            description: shell.description(),
-            input_schema: shell.input_schema(),
-        };
-        Self {
-            kernel: Run::new(config.turns_max),
-            conversation: Conversation::new(system_prompt(&config.cwd)),
-            config,
-            provider,
-            shell,
-            tools: vec![tool],
-            interrupts,
-            evidence,
-            todo: VecDeque::new(),
-            calls: Vec::new(),
-            results: Vec::new(),
-            usage: Usage::default(),
-        }
-    }
-
-    /// Runs the session to its end. Raise `interrupts` to stop it; dropping the future would leave
-    /// processes and evidence open.
-    pub async fn run(mut self) -> Outcome {
-        self.start().await;
-        self.feed(KernelEvent::Submitted);
-        let mut outcome = Outcome::HarnessFailed;
-        while let Some(action) = self.todo.pop_front() {
-            match action {
-                Action::RequestModel { turn } => self.model_turn(turn).await,
-                Action::InvokeTool { id } => self.tool_turn(id).await,
-                Action::CloseTool { id, closing } => self.close_tool(id, closing),
-                // Carried out where the request or the tool is awaited.
-                Action::CancelModel | Action::CancelTool { .. } => {}
-                Action::End(end) => outcome = end,
-            }
-        }
-        self.finish(outcome).await;
-        outcome
-    }
-
-    /// Lets the kernel decide on `event`, and queues what it wants done.
-    pub(crate) fn feed(&mut self, event: KernelEvent) {
-        let actions = self.kernel.reduce(event);
-        self.todo.extend(actions);
-    }
-
-    /// Tells the kernel to stop; gives the action that concerns what runs now, queues the others.
-    pub(crate) fn stop(&mut self, cause: StopCause) -> Option<Action> {
-        let mut now = None;
-        for action in self.kernel.reduce(KernelEvent::Stop(cause)) {
-            match action {
-                Action::CancelModel | Action::CancelTool { .. } => now = Some(action),
-                later => self.todo.push_back(later),
-            }
-        }
-        now
-    }
-
-    pub(crate) fn take_call(&mut self, id: ToolCallId) -> Option<PendingCall> {
-        let at = self.calls.iter().position(|call| call.id == id)?;
-        Some(self.calls.swap_remove(at))
-    }
-
-    async fn start(&mut self) {
-        let mut join = None;
-        if let Some(lifecycle) = &self.evidence.lifecycle {
-            let deadline = Instant::now() + SCOPE_WAIT;
-            let pid = std::process::id();
-            let scope = lifecycle.open_scope(ScopeKind::Session, None, pid, None, deadline).await;
-            self.evidence.session_scope = Some(scope);
-            join = Some(scope.join);
-        }
-        self.evidence.record(Entry::SessionStarted {
-            session_id: self.config.submission.session_id.clone(),
-            agent_id: self.config.agent_id.clone(),
-            model: self.config.model.clone(),
-            client_version: CLIENT_VERSION.to_owned(),
-        });
-        self.evidence.tell(&Event::SessionStarted(session_payload(None)));
-        self.evidence.show(OutputEvent::SessionStarted {
-            session_id: self.config.submission.session_id.clone(),
-            agent_id: self.config.agent_id.clone(),
-            model: self.config.model.clone(),
-            client_version: CLIENT_VERSION.to_owned(),
-            join,
-        });
-        let prompt = self.config.submission.prompt.clone();
-        self.evidence.record(Entry::Submitted { prompt: prompt.clone() });
-        if let Err(error) = self.conversation.push_user(prompt) {
-            // The CLI refuses an empty prompt; the model would be asked with no message.
-            tracing::error!(%error, "the prompt cannot be used");
-        }
-    }
-
-    /// Ends a call that did not run.
-    fn close_tool(&mut self, id: ToolCallId, closing: Closing) {
-        let Some(call) = self.take_call(id) else { return };
-        let payload = ToolPayload {
-            tool_name: call.tool_name.clone(),
-            input_bytes: Some(call.input_bytes),
-            ..ToolPayload::default()
-        };
-        let (status, reason, message) = match closing {
-            Closing::Denied(denial) => {
-                let reason = denial.as_str();
-                let payload = ToolPayload { decision: Some("denied"), ..payload };
-                self.evidence.tell(&Event::ToolDenied(id, payload, EventOutcome::Denied { reason }));
-                let told = call.plan.as_ref().err().map(|objection| objection.message.clone());
-                (ToolStatus::Denied, reason, told.unwrap_or_else(|| format!("denied: {reason}")))
-            }
-            Closing::Cancelled => {
-                let reason = "not_started";
-                let outcome = EventOutcome::Failure { exit_code: None, reason };
-                self.evidence.tell(&Event::ToolCancelled(id, payload, outcome));
-                (ToolStatus::Cancelled, reason, "[not started: interrupted]".to_owned())
+    pub fn start(config: SessionConfig, parts: SessionParts) -> Self {
+        let (control_in, control) = mpsc::channel(CONTROL_LANE);
+        let (data_in, data) = mpsc::channel(DATA_LANE);
+        let (output_in, output) = mpsc::channel(OUTPUT_EVENTS);
+        let (acknowledge, acknowledgements) = mpsc::channel(ACKNOWLEDGEMENTS);
+        let SessionParts { provider, shell, record, lifecycle, clock } = parts;
+        let system = system_prompt(&config.cwd);
+        let mut conversation = Conversation::new(&system);
+        let mut ledger = Ledger::default();
+        let (evidence, closing) = match record {
+            None => (Evidence::new(None, lifecycle, clock, output_in), Vec::new()),
+            Some(SessionRecord { record, syncer, torn_bytes, past }) => {
+                let settled = past.settle();
+                ledger = settled.ledger;
+                if config.resume {
+                    conversation = settled.conversation.with_system(system);
+                }
+                let torn = (torn_bytes > 0).then_some(Entry::Recovered { torn_bytes });
+                let closing = torn.into_iter().chain(settled.entries).collect();
+                (Evidence::new(Some((record, syncer)), lifecycle, clock, output_in), closing)
             }
         };
-        self.evidence.record(Entry::ToolEnded {
-            tool_call_id: id,
-            status,
-            exit_code: None,
-            reason: Some(reason.to_owned()),
-            join: None,
-            output: message.clone(),
-            output_bytes: 0,
-        });
-        self.evidence.show(OutputEvent::ToolEnded {
-            tool_call_id: id,
-            tool_name: call.tool_name.clone(),
-            status,
-            exit_code: None,
-            reason: Some(reason.to_owned()),
-            output: message.clone(),
-            output_bytes: 0,
-            duration_ms: 0,
-        });
-        self.results.push(call.result(message, true));
-    }
-
-    async fn finish(&mut self, outcome: Outcome) {
-        let turns = self.kernel.turns();
-        self.evidence.record(Entry::SessionEnded { outcome, turns });
-        let ended = Event::SessionEnded(session_payload(Some(outcome.reason())), session_outcome(outcome));
-        self.evidence.tell_and_wait(&ended, LAST_EVENT_WAIT).await;
-        let mut telemetry = None;
-        if let Some(lifecycle) = self.evidence.lifecycle.take() {
-            if let Some(scope) = self.evidence.session_scope {
-                lifecycle.close_scope(scope);
-            }
-            telemetry = Some(lifecycle.shutdown().await);
+        for entry in closing {
+            evidence.record(entry);
         }
-        let session_id = self.config.submission.session_id.clone();
-        let usage = self.usage;
-        self.evidence.show(OutputEvent::SessionEnded { session_id, outcome, turns, usage, telemetry });
+        let (jobs, notes) = Jobs::new();
+        let agent = Arc::new(Agent::new(config, provider, shell, jobs, evidence, conversation));
+        let actor = SessionActor::new(Arc::clone(&agent), ledger, acknowledge);
+        let ended = tokio::spawn(async move {
+            start(&agent).await;
+            let outcome = actor.run(Lanes { control, data, notes }).await;
+            finish(&agent, outcome).await;
+            outcome
+        });
+        Self { submitter: Submitter { control: control_in, data: data_in }, output, acknowledgements, ended }
     }
+}
+
+async fn start(agent: &Agent) {
+    let (config, evidence) = (&agent.config, &agent.evidence);
+    let mut join = None;
+    if let Some(lifecycle) = &evidence.lifecycle {
+        let deadline = Instant::now() + SCOPE_WAIT;
+        let pid = std::process::id();
+        let scope = lifecycle.open_scope(ScopeKind::Session, None, pid, None, deadline).await;
+        join = Some(evidence.session_scope.get_or_init(|| scope).join);
+    }
+    evidence.record(Entry::SessionStarted {
+        session_id: config.session_id.clone(),
+        agent_id: config.agent_id.clone(),
+        model: config.model.clone(),
+        client_version: CLIENT_VERSION.to_owned(),
+        resumed: config.resume,
+    });
+    evidence.tell(&Event::SessionStarted(session_payload(None)));
+    // The channel is empty: there is room.
+    evidence.try_show(OutputEvent::SessionStarted {
+        session_id: config.session_id.clone(),
+        agent_id: config.agent_id.clone(),
+        model: config.model.clone(),
+        client_version: CLIENT_VERSION.to_owned(),
+        join,
+    });
+}
+
+async fn finish(agent: &Agent, outcome: Outcome) {
+    let (evidence, turns, usage) = (&agent.evidence, agent.turns(), agent.usage());
+    if timeout(CALLS_WAIT, agent.calls.wait()).await.is_err() {
+        tracing::error!("the session ends before a tool call that cannot be ended");
+    }
+    evidence.record_end(Entry::SessionEnded { outcome, turns }).await;
+    let ended = Event::SessionEnded(session_payload(Some(outcome.reason())), session_outcome(outcome));
+    evidence.tell_and_wait(&ended, LAST_EVENT_WAIT).await;
+    let mut telemetry = None;
+    if let Some(lifecycle) = &evidence.lifecycle {
+        if let Some(scope) = evidence.session_scope.get() {
+            lifecycle.close_scope(*scope);
+        }
+        telemetry = Some(lifecycle.shutdown().await);
+    }
+    let session_id = agent.config.session_id.clone();
+    evidence.show_last(OutputEvent::SessionEnded { session_id, outcome, turns, usage, telemetry }).await;
 }

@@ -1,17 +1,21 @@
 //! One tool call that runs: intent, scope, process, end.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use iteron_kernel::run::{Action, Event as KernelEvent, StopCause, Urgency};
+use iteron_context::ToolResult;
+use iteron_kernel::run::{Event as KernelEvent, StopCause};
 use iteron_lifecycle::{Event, EventOutcome, ScopeHandle, ScopeKind, ToolPayload};
 use iteron_protocol::{Join, OutputEvent, Termination, ToolCallId, ToolStatus};
 use iteron_record::Entry;
-use iteron_tools::{ScopeGate, StopLevel, ToolRun};
+use iteron_tools::{ScopeGate, StopLevel};
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use crate::call::{PendingCall, Verdict, VerdictKind, shown};
+use crate::agent::Agent;
+use crate::call::{Done, DoneKind, PendingCall, Plan};
 use crate::evidence::{Evidence, millis};
-use crate::session::Session;
+use crate::run::{RunTask, lock};
 
 /// Until when a scope may be answered and `agent.tool.invoked` be taken, from the moment that the
 /// process waits. Less than its own patience ([`iteron_tools::GATE_WAIT`]), so that what the event
@@ -21,143 +25,178 @@ const INVOKED_WAIT: Duration = Duration::from_millis(3);
 
 const TOOL_CLASS: &str = "shell";
 
-impl Session<'_> {
+impl RunTask {
     pub(crate) async fn tool_turn(&mut self, id: ToolCallId) {
         let Some(call) = self.take_call(id) else {
             debug_assert!(false, "the kernel invoked a call that it was not told of");
             return self.feed(KernelEvent::ToolEnded { id });
         };
-        self.evidence.record(Entry::ToolIntended {
+        self.agent.evidence.record(Entry::ToolIntended {
             tool_call_id: id,
             provider_call_id: call.provider_id.clone(),
             tool_name: call.tool_name.clone(),
             input: call.input.clone(),
         });
-        if self.evidence.record_broken {
+        if self.agent.evidence.is_broken() {
             self.stop(StopCause::RecordBroken);
             let outcome = EventOutcome::Failure { exit_code: None, reason: "record_broken" };
-            self.evidence.tell(&Event::ToolCancelled(id, payload(&call), outcome));
+            self.agent.evidence.tell(&Event::ToolCancelled(id, payload(&call), outcome));
             return self.feed(KernelEvent::ToolEnded { id });
         }
-        let run = self.supervise(&call).await;
-        self.conclude(&call, &run);
+        let result = self.await_call(call).await;
+        lock(&self.open).results.extend(result);
         self.feed(KernelEvent::ToolEnded { id });
     }
 
-    /// Runs the call, and passes on what the kernel makes of interrupts meanwhile.
-    async fn supervise(&mut self, call: &PendingCall) -> ToolRun {
-        let Ok(command) = &call.plan else { unreachable!("the kernel closes calls with an objection") };
-        let shell = self.shell.clone();
-        let variables = [
-            ("ITERON_SESSION_ID", self.config.submission.session_id.to_string()),
-            ("ITERON_TOOL_CALL_ID", call.id.to_string()),
-        ];
+    /// Has the call carried out by a task of its own, which sees its processes to their end and
+    /// records it even if this run is abandoned.
+    async fn await_call(&mut self, call: PendingCall) -> Option<ToolResult> {
         let (level, levels) = watch::channel(StopLevel::Run);
-        let Self { evidence, kernel, todo, interrupts, .. } = self;
-        let mut gate = Gate { evidence, call, scope: None, announced: false };
-        let run = {
-            let mut running = std::pin::pin!(shell.run(command, &variables, &mut gate, levels));
-            let mut listening = true;
-            loop {
+        let carried = Arc::clone(&self.agent).carry_out(call, levels, self.stop.cancel.clone());
+        let mut carrying = self.agent.calls.spawn(carried);
+        let stop = self.stop.clone();
+        let done = tokio::select! {
+            biased;
+            result = &mut carrying => result,
+            () = stop.cancel.cancelled() => {
+                self.is_stopped();
+                level.send_replace(StopLevel::Graceful);
                 tokio::select! {
-                    run = &mut running => break run,
-                    changed = interrupts.changed(), if listening => {
-                        listening = changed.is_ok();
-                        for action in kernel.reduce(KernelEvent::Stop(StopCause::Operator)) {
-                            match action {
-                                Action::CancelTool { urgency, .. } => {
-                                    level.send_replace(match urgency {
-                                        Urgency::Graceful => StopLevel::Graceful,
-                                        Urgency::Immediate => StopLevel::Immediate,
-                                    });
-                                }
-                                later => todo.push_back(later),
-                            }
-                        }
+                    biased;
+                    result = &mut carrying => result,
+                    () = stop.force.cancelled() => {
+                        level.send_replace(StopLevel::Immediate);
+                        carrying.await
                     }
                 }
             }
         };
-        if !gate.announced {
-            // No process came to be; the call was made all the same.
-            gate.announce(None);
-        }
-        if let (Some(scope), Some(lifecycle)) = (gate.scope, &gate.evidence.lifecycle) {
-            lifecycle.close_scope(scope);
-        }
-        run
+        done.inspect_err(|error| tracing::error!(%error, "a tool call failed inside the harness")).ok()
+    }
+}
+
+impl Agent {
+    async fn carry_out(
+        self: Arc<Self>,
+        call: PendingCall,
+        levels: watch::Receiver<StopLevel>,
+        cancel: CancellationToken,
+    ) -> ToolResult {
+        let Ok(plan) = &call.plan else { unreachable!("the kernel closes calls with an objection") };
+        let mut gate =
+            Gate { evidence: &self.evidence, call: &call, scope: None, announced: false, unshown: None };
+        let done = self.execute(plan, &mut gate, levels, &cancel).await;
+        gate.leave(&cancel).await;
+        self.conclude(&call, done, &cancel).await
     }
 
-    fn conclude(&mut self, call: &PendingCall, run: &ToolRun) {
-        let verdict = Verdict::of(run);
-        let Verdict { exit_code, reason, .. } = verdict;
-        let duration_ms = millis(run.duration);
-        let join = run.join.filter(|_| self.evidence.lifecycle.is_some());
-        if run.termination == Termination::TimedOut {
+    async fn execute(
+        &self,
+        plan: &Plan,
+        gate: &mut Gate<'_>,
+        levels: watch::Receiver<StopLevel>,
+        cancel: &CancellationToken,
+    ) -> Done {
+        let begun = Instant::now();
+        let variables = [
+            ("ITERON_SESSION_ID", self.config.session_id.to_string()),
+            ("ITERON_TOOL_CALL_ID", gate.call.id.to_string()),
+        ];
+        match plan {
+            Plan::Command(command) if command.background => {
+                let started = self.jobs.start(&self.shell, command, &variables, gate).await;
+                let join = started.as_ref().ok().map(|(_, join)| *join);
+                Done::job(Some(started.map(|(job, _)| format!("job {job} runs"))), join, begun.elapsed())
+            }
+            Plan::Command(command) => Done::command(self.shell.run(command, &variables, gate, levels).await),
+            Plan::Job(request) => {
+                gate.announce(None);
+                let answer = tokio::select! {
+                    biased;
+                    answer = request.carry_out(&self.jobs) => Some(answer),
+                    () = cancel.cancelled() => None,
+                };
+                Done::job(answer, None, begun.elapsed())
+            }
+        }
+    }
+
+    async fn conclude(&self, call: &PendingCall, done: Done, cancel: &CancellationToken) -> ToolResult {
+        let Done { kind, exit_code, reason, output, output_bytes, duration, join, termination, reaped } =
+            done;
+        let duration_ms = millis(duration);
+        let join = join.filter(|_| self.evidence.lifecycle.is_some());
+        if termination == Some(Termination::TimedOut) {
             tracing::error!(tool_call_id = %call.id, "processes of a tool call could not be killed");
         }
         let payload = ToolPayload {
-            output_bytes: Some(run.output_bytes),
+            output_bytes: Some(output_bytes),
             duration_ms: Some(duration_ms),
             exit_code,
             join,
             ..payload(call)
         };
-        let (status, event) = match verdict.kind {
-            VerdictKind::Completed => {
+        let (status, event) = match kind {
+            DoneKind::Completed => {
                 let outcome = EventOutcome::Success { exit_code };
                 (ToolStatus::Completed, Event::ToolCompleted(call.id, payload, outcome))
             }
-            VerdictKind::Failed => {
+            DoneKind::Failed => {
                 let outcome = EventOutcome::Failure { exit_code, reason };
                 (ToolStatus::Failed, Event::ToolFailed(call.id, payload, outcome))
             }
-            VerdictKind::Cancelled => {
+            DoneKind::Cancelled => {
                 let outcome = EventOutcome::Unknown { reason };
                 (ToolStatus::Cancelled, Event::ToolCancelled(call.id, payload, outcome))
             }
         };
-        let output = shown(run);
-        self.evidence.record(Entry::ToolEnded {
+        let entry = Entry::ToolEnded {
             tool_call_id: call.id,
+            provider_call_id: call.provider_id.clone(),
             status,
             exit_code,
             reason: Some(reason.to_owned()),
             join,
             output: output.clone(),
-            output_bytes: run.output_bytes,
-        });
+            output_bytes,
+            termination,
+            reaped,
+        };
+        self.evidence.record_end(entry).await;
         self.evidence.tell(&event);
-        self.evidence.show(OutputEvent::ToolEnded {
+        let event = OutputEvent::ToolEnded {
             tool_call_id: call.id,
             tool_name: call.tool_name.clone(),
             status,
             exit_code,
             reason: Some(reason.to_owned()),
             output: output.clone(),
-            output_bytes: run.output_bytes,
+            output_bytes,
             duration_ms,
-        });
-        self.results.push(call.result(output, status != ToolStatus::Completed));
+        };
+        self.evidence.show(event, cancel).await;
+        call.result(output, status != ToolStatus::Completed)
     }
 }
 
 /// Claims the call's root process and announces the call, while the process waits.
-struct Gate<'a, 'b> {
-    evidence: &'a mut Evidence<'b>,
+struct Gate<'a> {
+    evidence: &'a Evidence,
     call: &'a PendingCall,
     scope: Option<ScopeHandle>,
     announced: bool,
+    /// What the front end had no room for while the process waited.
+    unshown: Option<OutputEvent>,
 }
 
-impl ScopeGate for Gate<'_, '_> {
+impl ScopeGate for Gate<'_> {
     async fn before_exec(&mut self, pid: u32) -> Join {
         let deadline = Instant::now() + CLAIM_WAIT;
         let Some(lifecycle) = &self.evidence.lifecycle else {
             self.announce(None);
             return Join::Inferred;
         };
-        let (id, parent) = (self.call.id, self.evidence.session_scope);
+        let (id, parent) = (self.call.id, self.evidence.session_scope.get().copied());
         let scope = lifecycle.open_scope(ScopeKind::ToolCall, Some(id), pid, parent, deadline).await;
         self.scope = Some(scope);
         let left = deadline.saturating_duration_since(Instant::now());
@@ -168,7 +207,21 @@ impl ScopeGate for Gate<'_, '_> {
     }
 }
 
-impl Gate<'_, '_> {
+impl Gate<'_> {
+    /// Says what is left to say once the call is over.
+    async fn leave(mut self, cancel: &CancellationToken) {
+        if !self.announced {
+            // No process came to be; the call was made all the same.
+            self.announce(None);
+        }
+        if let Some(event) = self.unshown {
+            self.evidence.show(event, cancel).await;
+        }
+        if let (Some(scope), Some(lifecycle)) = (self.scope, &self.evidence.lifecycle) {
+            lifecycle.close_scope(scope);
+        }
+    }
+
     fn announce(&mut self, join: Option<Join>) {
         self.evidence.tell(&self.announcement(join));
         self.announced(join);
@@ -181,7 +234,7 @@ impl Gate<'_, '_> {
 
     fn announced(&mut self, join: Option<Join>) {
         self.announced = true;
-        self.evidence.show(OutputEvent::ToolInvoked {
+        self.unshown = self.evidence.try_show(OutputEvent::ToolInvoked {
             tool_call_id: self.call.id,
             tool_name: self.call.tool_name.clone(),
             input: self.call.input.clone(),

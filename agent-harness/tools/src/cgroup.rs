@@ -3,8 +3,7 @@
 //!
 //! A home is made below this process's own cgroup, where that may be written; trees get rooms in it.
 //! No controller is switched on. A room whose tree is gone is used again. Empty rooms and homes are
-//! not removed at the end but by the next session beside them: whoever watches resolves the id of a
-//! cgroup after the fact, and cannot once it is gone.
+//! removed at the end; what a killed process left is removed by the next one beside it.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -160,7 +159,6 @@ fn subdirectories(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The kernel refuses to remove a cgroup with a process in it, so only empty ones go.
 fn remove_abandoned(own: &Path) {
     for home in subdirectories(own) {
         let name = home.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -171,7 +169,8 @@ fn remove_abandoned(own: &Path) {
     }
 }
 
-fn remove_tree(path: &Path) {
+/// Removes a cgroup and those below it, as far as nobody is in them.
+pub(crate) fn remove_tree(path: &Path) {
     for below in subdirectories(path) {
         remove_tree(&below);
     }

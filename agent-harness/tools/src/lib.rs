@@ -1,6 +1,7 @@
 //! The tools that the model may call, and ownership of the processes behind them.
 //!
-//! Used by the runtime; depends on `iteron-protocol` alone. One tool so far, `shell`. What holds
+//! Used by the runtime; depends on `iteron-protocol` alone. Two tools so far: `shell`,
+//! and `job` for what runs in the background. What holds
 //! for every process it starts:
 //! - it is the leader of its own session and process group, and in its own cgroup where one can be
 //!   made, before it executes;
@@ -12,6 +13,8 @@
 
 mod cgroup;
 mod gate;
+mod job_tool;
+mod jobs;
 mod output;
 mod ownership;
 mod processes;
@@ -21,8 +24,9 @@ mod shell;
 mod supervisor;
 
 pub use gate::{GATE_WAIT, ScopeGate, SpawnError};
+pub use job_tool::JobRequest;
+pub use jobs::{JOBS_MAX, JobError, JobNote, JobState, JobStatus, Jobs};
 pub use output::BoundedOutput;
 pub use ownership::Ownership;
-pub use reaper::Reaped;
 pub use running::StopLevel;
 pub use shell::{InputError, RunEnd, ShellCommand, ShellConfig, ShellTool, ToolRun};

@@ -46,11 +46,12 @@ impl Ownership {
     /// For a part of a program that is not a subreaper: trees are known by their cgroups.
     #[must_use]
     pub fn of_library() -> Self {
-        let cgroups = CgroupHome::make();
-        if let Err(error) = &cgroups {
-            tracing::info!(%error, "no cgroups for tools");
+        let mut ownership = Self::without_cgroups();
+        match CgroupHome::make() {
+            Ok(home) => ownership.cgroups = Some(home),
+            Err(error) => tracing::info!(%error, "no cgroups for tools"),
         }
-        Self { cgroups: cgroups.ok(), ..Self::without_cgroups() }
+        ownership
     }
 
     /// Trees are known by descent, session and mark alone.
@@ -122,6 +123,15 @@ impl Ownership {
         if let Some(supervisor) = self.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take() {
             supervisor.dismiss();
         }
+        if let Some(home) = &self.cgroups {
+            cgroup::remove_tree(home.path());
+        }
+    }
+}
+
+impl Drop for Ownership {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 

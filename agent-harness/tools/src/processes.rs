@@ -9,11 +9,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use iteron_protocol::Reaped;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::cgroup::Cgroup;
-use crate::reaper::{self, Reaped};
+use crate::reaper;
 
 /// The environment variable by which everything that was started here is known.
 pub(crate) const MARK: &str = "ITERON_TREE";
@@ -127,7 +128,9 @@ impl Tree {
             return gone;
         }
         let Some(dead) = reaper::reap_adopted() else { return false };
-        reaped.extend(dead.into_iter().filter(|dead| self.seen.contains(&(dead.pid, dead.start_ticks))));
+        let ours =
+            dead.into_iter().filter(|(dead, start_ticks)| self.seen.contains(&(dead.pid, *start_ticks)));
+        reaped.extend(ours.map(|(dead, _)| dead));
         gone
     }
 

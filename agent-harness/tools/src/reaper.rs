@@ -2,13 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::{Mutex, PoisonError, RwLock};
 
+use iteron_protocol::Reaped;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
-use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 
 use crate::processes::{own_pid, scan};
@@ -16,24 +15,6 @@ use crate::processes::{own_pid, scan};
 /// Held while a child is being made and is not yet known to be awaited.
 static SPAWNING: RwLock<()> = RwLock::new(());
 static AWAITED: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
-
-/// A dead process as `waitpid` gave it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reaped {
-    pub pid: i32,
-    #[serde(skip)]
-    pub start_ticks: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub exit_code: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub signal: Option<i32>,
-}
-
-impl Reaped {
-    pub(crate) fn root(pid: i32, status: ExitStatus) -> Self {
-        Self { pid, start_ticks: 0, exit_code: status.code(), signal: status.signal() }
-    }
-}
 
 /// A child that is awaited by name.
 #[derive(Debug)]
@@ -86,8 +67,8 @@ fn forget(pid: i32) {
 }
 
 /// Reaps children that are dead and that nobody awaits: orphans that were handed to us. Nothing
-/// while a child is being made, which may be dead before it is known.
-pub(crate) fn reap_adopted() -> Option<Vec<Reaped>> {
+/// while a child is being made, which may be dead before it is known. Each comes with its start.
+pub(crate) fn reap_adopted() -> Option<Vec<(Reaped, u64)>> {
     let _quiet = SPAWNING.try_write().ok()?;
     let me = own_pid();
     let dead = scan().into_iter().filter(|process| process.zombie && process.parent == me);
@@ -99,7 +80,7 @@ pub(crate) fn reap_adopted() -> Option<Vec<Reaped>> {
             WaitStatus::Signaled(_, signal, _) => (None, Some(signal as i32)),
             _ => return None,
         };
-        Some(Reaped { pid: process.pid, start_ticks: process.start_ticks, exit_code, signal })
+        Some((Reaped { pid: process.pid, exit_code, signal }, process.start_ticks))
     });
     Some(reaped.collect())
 }

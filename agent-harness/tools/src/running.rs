@@ -1,12 +1,13 @@
 //! A process tree that runs: started through the gate, its output drained, ended with everything in it.
 
 use std::io;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use iteron_protocol::{Join, Termination};
+use iteron_protocol::{Join, Reaped, Termination};
 use tokio::io::AsyncReadExt;
 use tokio::net::unix::pipe;
 use tokio::process::Command;
@@ -18,7 +19,7 @@ use crate::gate::{ScopeGate, SpawnError, Spawned, spawn_gated};
 use crate::output::BoundedOutput;
 use crate::ownership::Ownership;
 use crate::processes::{MARK, Root, Tree};
-use crate::reaper::{Awaited, Reaped};
+use crate::reaper::Awaited;
 
 /// Between TERM and KILL.
 const TERM_GRACE: Duration = Duration::from_millis(50);
@@ -161,7 +162,7 @@ async fn gone(root: &mut Awaited, tree: &mut Tree, reaped: &mut Vec<Reaped>) {
     if let Ok(status) = root.wait().await
         && !reaped.iter().any(|dead| dead.pid == root.pid())
     {
-        reaped.push(Reaped::root(root.pid(), status));
+        reaped.push(Reaped { pid: root.pid(), exit_code: status.code(), signal: status.signal() });
     }
     let mut dead = Vec::new();
     while !tree.is_gone(&mut dead) {

@@ -11,7 +11,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use iteron_protocol::{Join, Termination};
+use iteron_protocol::{Join, Reaped, Termination};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -20,7 +20,6 @@ use tokio::time::sleep;
 use crate::gate::{ScopeGate, SpawnError};
 use crate::output::BoundedOutput;
 use crate::ownership::Ownership;
-use crate::reaper::Reaped;
 use crate::running::{Ended, Launch, Running, StopLevel, raised};
 
 /// Longest command line, in bytes: a single argument is limited to 128 KiB (execve(2)).
@@ -60,6 +59,9 @@ pub struct ShellCommand {
     pub command: String,
     #[serde(default)]
     pub timeout_ms: Option<u64>,
+    /// Run it as a job that outlives the call.
+    #[serde(default)]
+    pub background: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -123,8 +125,8 @@ impl ShellTool {
             "Runs a command line with {} -c in a fresh shell, without a terminal and without input. \
              Returns standard output and standard error together; of long output only the first \
              {output_head_bytes} and last {output_tail_bytes} bytes. The command is killed with all \
-             its processes after timeout_ms (default {}). To leave a process running, start it in \
-             the background with its output redirected to a file.",
+             its processes after timeout_ms (default {}). With background the command runs on as a \
+             job, which the job tool reads, writes to and stops, and which ends with the session.",
             self.shell,
             timeout_default.as_millis(),
         )
@@ -140,6 +142,7 @@ impl ShellTool {
                     "type": "integer", "minimum": 1,
                     "maximum": u64::try_from(self.config.timeout_max.as_millis()).unwrap_or(u64::MAX),
                 },
+                "background": {"type": "boolean", "description": "run it as a job and return at once"},
             },
             "required": ["command"],
             "additionalProperties": false,
@@ -170,16 +173,7 @@ impl ShellTool {
         stop: watch::Receiver<StopLevel>,
     ) -> ToolRun {
         let begun = Instant::now();
-        let launch = Launch {
-            shell: self.shell,
-            command: &command.command,
-            cwd: &self.config.cwd,
-            variables,
-            hidden_variables: &self.config.hidden_variables,
-            stdin: Stdio::null(),
-            output: BoundedOutput::new(self.config.output_head_bytes, self.config.output_tail_bytes),
-        };
-        match Running::start(launch, &self.config.ownership, gate).await {
+        match Running::start(self.launch(command, variables), &self.config.ownership, gate).await {
             Ok(running) => self.supervise(command, running, stop, begun).await,
             Err(error) => ToolRun {
                 output: format!("{error}: {}", innermost(&error)),
@@ -191,6 +185,27 @@ impl ShellTool {
                 reaped: Vec::new(),
             },
         }
+    }
+
+    /// How a command is started; without input unless the caller gives some.
+    pub(crate) fn launch<'a>(
+        &'a self,
+        command: &'a ShellCommand,
+        variables: &'a [(&'a str, String)],
+    ) -> Launch<'a> {
+        Launch {
+            shell: self.shell,
+            command: &command.command,
+            cwd: &self.config.cwd,
+            variables,
+            hidden_variables: &self.config.hidden_variables,
+            stdin: Stdio::null(),
+            output: BoundedOutput::new(self.config.output_head_bytes, self.config.output_tail_bytes),
+        }
+    }
+
+    pub(crate) fn ownership(&self) -> &Ownership {
+        &self.config.ownership
     }
 
     async fn supervise(

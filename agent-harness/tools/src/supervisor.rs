@@ -103,6 +103,9 @@ fn watch(pipe: PipeReader, belongings: &Belongings) {
         }
     }
     kill_belongings(belongings, roots.make_contiguous());
+    if let Some(home) = &belongings.home {
+        cgroup::remove_tree(home);
+    }
 }
 
 /// Out of the terminal's reach, and holding nothing that somebody else waits to see closed.
