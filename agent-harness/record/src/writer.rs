@@ -4,6 +4,7 @@ use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use iteron_protocol::SessionId;
 use nix::errno::Errno;
@@ -13,6 +14,11 @@ use crate::entry::{Entry, GENESIS, Line, seal, unseal};
 
 /// Longest line that is read back, in bytes: an entry holds at most one model answer.
 const LINE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+/// Longest wait for the lock of a writer that was killed: a child of it that has not executed yet
+/// still holds the file.
+const LOCK_WAIT: Duration = Duration::from_millis(500);
+const LOCK_POLL: Duration = Duration::from_millis(5);
 
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -99,7 +105,7 @@ impl Record {
             .mode(0o600)
             .open(&path)
             .map_err(failed)?;
-        let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| {
+        let mut file = lock(file).map_err(|errno| {
             if errno == Errno::EWOULDBLOCK {
                 OpenError::Locked { path: path.clone() }
             } else {
@@ -147,6 +153,18 @@ impl Record {
     /// A way to sync what was appended without holding up what is being appended.
     pub fn syncer(&self) -> io::Result<Syncer> {
         Ok(Syncer(self.file.try_clone()?))
+    }
+}
+
+/// Locks the file, within [`LOCK_WAIT`].
+fn lock(mut file: File) -> Result<Flock<File>, Errno> {
+    let deadline = Instant::now() + LOCK_WAIT;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Err((unlocked, Errno::EWOULDBLOCK)) if Instant::now() < deadline => file = unlocked,
+            other => return other.map_err(|(_, errno)| errno),
+        }
+        std::thread::sleep(LOCK_POLL);
     }
 }
 

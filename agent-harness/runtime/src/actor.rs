@@ -37,7 +37,10 @@ pub(crate) struct SessionActor {
     controls: BTreeMap<ClientSubmissionId, ControlOp>,
     active: Option<Active>,
     acknowledgements: mpsc::Sender<Acknowledgement>,
+    /// How the last run ended.
     outcome: Option<Outcome>,
+    /// What a session is that ran nothing.
+    idle_outcome: Outcome,
 }
 
 struct Active {
@@ -75,6 +78,7 @@ impl SessionActor {
             active: None,
             acknowledgements,
             outcome: None,
+            idle_outcome: Outcome::Completed,
         }
     }
 
@@ -89,6 +93,7 @@ impl SessionActor {
                 ended = ended(&mut self.active) => self.run_ended(ended),
                 _ = breaks.wait_for(|broken| *broken), if !is_broken => {
                     is_broken = true;
+                    self.idle_outcome = Outcome::HarnessFailed;
                     self.feed(Event::RecordBroken);
                 }
                 Some(note) = lanes.notes.recv() => self.noted(note),
@@ -125,7 +130,7 @@ impl SessionActor {
         if timeout(JOBS_WAIT, last_notes).await.is_err() {
             tracing::error!("the session ends before a job that cannot be ended");
         }
-        self.outcome.unwrap_or(Outcome::Interrupted)
+        self.outcome.unwrap_or(self.idle_outcome)
     }
 
     fn noted(&mut self, note: JobNote) {
@@ -158,6 +163,9 @@ impl SessionActor {
                 self.feed(Event::Prompt { id });
             }
             Operation::Control(op) => {
+                if op == ControlOp::DrainSession {
+                    self.idle_outcome = Outcome::Interrupted;
+                }
                 self.controls.insert(id.clone(), op.clone());
                 self.feed(Event::Control { id, op });
             }

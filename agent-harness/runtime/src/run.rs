@@ -31,6 +31,8 @@ pub(crate) struct Open {
     pub results: Vec<ToolResult>,
     /// What came of an answer that was not finished.
     pub partial: String,
+    /// How the run ended, once that is recorded.
+    ended: Option<Outcome>,
 }
 
 pub(crate) type SharedOpen = Arc<Mutex<Open>>;
@@ -124,8 +126,9 @@ impl RunTask {
 }
 
 impl Agent {
-    /// Closes what a run left open, in evidence and in the conversation, and the run itself.
-    /// `abandoned`: it did not come to an end by itself.
+    /// Closes what a run left open, in evidence and in the conversation, and the run itself; gives
+    /// how it ended. `abandoned`: it did not come to an end by itself. May be aborted at any wait and
+    /// called again: what is taken out of [`Open`] is in the record before the next wait.
     pub(crate) async fn settle(
         &self,
         open: &SharedOpen,
@@ -136,8 +139,7 @@ impl Agent {
         let over = CancellationToken::new();
         over.cancel();
         self.close_request(open, ProviderErrorClass::Cancelled, "interrupted", &over).await;
-        let calls = std::mem::take(&mut lock(open).calls);
-        for call in calls {
+        while let Some(call) = next_call(open) {
             let result = self.close_call(&call, Closing::Cancelled, &over).await;
             lock(open).results.push(result);
         }
@@ -150,7 +152,17 @@ impl Agent {
             debug_assert!(false, "{error}");
             tracing::error!(%error, "the conversation is broken");
         }
+        let earlier = lock(open).ended;
+        if let Some(outcome) = earlier {
+            return outcome;
+        }
+        lock(open).ended = Some(outcome);
         self.evidence.record_end(Entry::RunEnded { submission_id, outcome, abandoned }).await;
         outcome
     }
+}
+
+fn next_call(open: &SharedOpen) -> Option<PendingCall> {
+    let calls = &mut lock(open).calls;
+    if calls.is_empty() { None } else { Some(calls.remove(0)) }
 }

@@ -206,13 +206,12 @@ impl Jobs {
             None => (None, running.end(&mut stopped).await),
         };
         running.drained().await;
-        {
-            let mut table = self.table();
-            if let Some(job) = table.jobs.get_mut(&id) {
-                job.state = JobState::Ended { exit_code, termination };
-            }
-            table.forget_oldest();
+        let mut table = self.table();
+        if let Some(job) = table.jobs.get_mut(&id) {
+            job.state = JobState::Ended { exit_code, termination };
         }
+        table.forget_oldest();
+        // Under the lock: whoever sees that no job runs finds all notes sent.
         let _ = self.notes.send(JobNote::Ended { job: id, exit_code, termination, reaped });
     }
 

@@ -2,6 +2,7 @@
 //! The short forms run with every test; the long ones by
 //! `cargo test -p iteron-runtime --release -- --ignored --nocapture`, which print what they measured.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -50,12 +51,21 @@ async fn random_cancels(count: u32, seed: u64) {
         let cancel = lab.control(op);
         lab.end_of(&cancel).await;
     }
-    let texts = lab.entries("submitted").len();
-    let (admitted, runs) = (lab.entries("admitted").len(), lab.entries("run_ended").len());
-    assert!(runs <= admitted && admitted <= runs + 1, "{admitted} runs began, {runs} ended");
-    let intents = lab.entries("tool_intended").len();
     lab.finish(ControlOp::DrainSession).await;
-    assert_eq!(texts, prompts, "an input is lost");
+    assert_eq!(lab.entries("submitted").len(), prompts, "an input is lost");
+    let ids = |kind| {
+        let entries = lab.entries(kind).into_iter();
+        entries.map(|entry| entry["submission_id"].to_string()).collect::<Vec<_>>()
+    };
+    let admitted = ids("admitted").len();
+    assert_eq!(ids("admitted"), ids("run_ended"), "a run has no end, or two");
+    let ended = lab.entries("tool_ended").into_iter().map(|entry| entry["tool_call_id"].to_string());
+    let ended: Vec<String> = ended.collect();
+    let once: BTreeSet<&String> = ended.iter().collect();
+    assert_eq!(once.len(), ended.len(), "a call has two ends");
+    let intents = lab.entries("tool_intended");
+    assert!(intents.iter().all(|intent| once.contains(&intent["tool_call_id"].to_string())));
+    let intents = intents.len();
     println!("{count} cancels: {prompts} prompts, {admitted} runs, {intents} tool calls");
 }
 

@@ -156,3 +156,12 @@ async fn field_case_38_no_retry_starts_after_a_cancel() {
     assert_eq!(lab.model.seen().len(), 1);
     lab.finish(ControlOp::QuitFrontend).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_ran_nothing_is_complete_when_left_and_interrupted_when_drained() {
+    for (op, expected) in
+        [(ControlOp::QuitFrontend, Outcome::Completed), (ControlOp::DrainSession, Outcome::Interrupted)]
+    {
+        assert_eq!(Lab::new(&json!([])).await.finish(op).await.0, expected);
+    }
+}
