@@ -24,6 +24,9 @@ use crate::run::{Open, RunTask, SharedOpen, Stop};
 
 /// Prompts that wait.
 pub const WAITING_MAX: usize = 64;
+/// Acknowledgements for which there must be room before a prompt is taken: a full control lane, and
+/// all prompts that wait coming back.
+const ROOM_FOR_CONTROL: usize = 512;
 /// Longest wait at the end for background jobs: TERM, 50 ms, KILL, and what KILL may take.
 const JOBS_WAIT: Duration = Duration::from_secs(3);
 /// How long a cancelled run may take to end by itself: its tools get TERM and 50 ms, then KILL.
@@ -86,6 +89,7 @@ impl SessionActor {
     pub(crate) async fn run(mut self, mut lanes: Lanes) -> Outcome {
         let mut breaks = self.agent.evidence.breaks();
         let (mut is_broken, mut is_deserted) = (false, false);
+        let acknowledgements = self.acknowledgements.clone();
         while !self.session.stopped() {
             let deadline = self.active.as_ref().and_then(|active| Some((active.epoch, active.deadline?)));
             tokio::select! {
@@ -107,7 +111,7 @@ impl SessionActor {
                         self.submitted(SubmissionEnvelope::new(ClientSubmissionId::fresh(), drain));
                     }
                 },
-                Some(envelope) = lanes.data.recv() => self.submitted(envelope),
+                Some(envelope) = next_prompt(&acknowledgements, &mut lanes.data) => self.submitted(envelope),
             }
         }
         lanes.control.close();
@@ -313,6 +317,17 @@ impl Active {
             agent.settle(&open, id, outcome, true).await
         });
     }
+}
+
+/// The next prompt, once there is room for what is said about it and about control besides: a front
+/// end that does not read fills its own lane, and hears of its control operations all the same.
+async fn next_prompt(
+    acknowledgements: &mpsc::Sender<Acknowledgement>,
+    data: &mut mpsc::Receiver<SubmissionEnvelope>,
+) -> Option<SubmissionEnvelope> {
+    // Only looked for, and given back at once. It fails when nobody listens any more.
+    drop(acknowledgements.reserve_many(ROOM_FOR_CONTROL).await);
+    data.recv().await
 }
 
 async fn ended(active: &mut Option<Active>) -> Result<Outcome, JoinError> {
