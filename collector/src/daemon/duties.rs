@@ -56,12 +56,7 @@ impl Daemon {
         self.look_for_absent();
         self.keep_losses();
         self.tell_udp(now, UDP_IDLE_NS);
-        if let Some(kernel) = &mut self.kernel {
-            for loss in kernel.losses() {
-                self.observer.lost(&mut self.recorder, &loss);
-            }
-            kernel.commit_losses();
-        }
+        self.tell_kernel_losses();
         self.observer.tell_unplaced(&mut self.recorder);
         let evicted = std::mem::take(&mut self.observer.processes.evicted);
         if evicted > 0 {
@@ -78,6 +73,15 @@ impl Daemon {
             let names = ["process.exec", "process.exited", "network.flow.closed"];
             self.lose_unplaced(LossReason::RingFull, &names, "kernel/decode", undecodable);
         }
+    }
+
+    /// What the kernel programs counted as lost since the last call.
+    pub(super) fn tell_kernel_losses(&mut self) {
+        let Some(kernel) = &mut self.kernel else { return };
+        for loss in kernel.losses() {
+            self.observer.lost(&mut self.recorder, &loss);
+        }
+        kernel.commit_losses();
     }
 
     /// UDP flows are no records of a ring: they are looked for. Those without a packet for `idle_ns` are ended.

@@ -67,6 +67,7 @@ impl Daemon {
         tracing::warn!(reason = self.no_kernel, "processes are polled from procfs");
         while self.drain() {}
         self.tell_udp(self.recorder.clock().boot_ns, 0);
+        self.tell_kernel_losses();
         let since = self.hearing.looked_at();
         self.kernel = None;
         self.attach = None;
