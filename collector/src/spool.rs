@@ -63,6 +63,13 @@ impl SpoolLimits {
         SpoolLimits { bytes_max, standard_bytes_max: bytes_max / 2, bulk_bytes_max: bytes_max / 4 }
     }
 
+    /// Past this size a segment is closed, bytes: the grain of release and shedding. The newest segment of each stream
+    /// stays when all is released, so that a small spool has small ones.
+    const fn segment_bytes(&self) -> u64 {
+        let share = self.bytes_max / SEGMENTS_MIN;
+        if share < SEGMENT_BYTES { share } else { SEGMENT_BYTES }
+    }
+
     const fn of_class(&self, class: Class) -> u64 {
         match class {
             Class::Critical => self.bytes_max,
@@ -71,6 +78,11 @@ impl SpoolLimits {
         }
     }
 }
+
+/// A segment is closed at the first seal past this size.
+const SEGMENT_BYTES: u64 = 1024 * 1024;
+/// So many segments fit into the smallest spool.
+const SEGMENTS_MIN: u64 = 16;
 
 /// Seal when the open batch is this old, nanoseconds (contract, "Batch").
 const SEAL_AGE_NS: [(Class, u64); 3] =
@@ -224,6 +236,7 @@ impl<D: Disk> Spool<D> {
                 policy_digest: self.policy_digest,
                 now,
                 ring_names: RING_NAMES,
+                segment_bytes: self.limits.segment_bytes(),
             };
             for stream in epoch.streams.values_mut() {
                 if let Some(batch) = stream.seal(&context, &epoch.signer)? {
@@ -331,6 +344,7 @@ impl<D: Disk> Spool<D> {
             policy_digest: self.policy_digest,
             now,
             ring_names: RING_NAMES,
+            segment_bytes: self.limits.segment_bytes(),
         };
         let Some(stream) = self.current.streams.get_mut(&class) else { return Ok(None) };
         stream.seal(&context, &self.current.signer)

@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::disk::{Disk, DiskFile};
 use super::frame::{self, Frame, FrameError, SEGMENT_MAGIC};
-use super::stream::{BatchIndex, OpenBatch, SEGMENT_BYTES, Segment, StreamLog, lock};
+use super::stream::{BatchIndex, OpenBatch, Segment, StreamLog, lock};
 use super::unsynced::SegmentFile;
 
 /// What recovery found wrong in one stream.
@@ -165,7 +165,7 @@ fn resume_segment<D: Disk>(log: &mut StreamLog<D>, path: PathBuf, len: u64) -> i
         file.sync()?;
         segment.bytes = len;
     }
-    if log.open.count() > 0 || (len < SEGMENT_BYTES && !segment.shed) {
+    if log.open.count() > 0 || !segment.shed {
         log.file = Some(Arc::new(SegmentFile::new(file)));
     }
     Ok(())

@@ -17,9 +17,6 @@ use super::disk::{Disk, DiskFile};
 use super::frame::{self, RingCursor, SEGMENT_MAGIC};
 use super::unsynced::{SegmentFile, Unsynced};
 
-/// A segment is closed at the first seal past this size; the grain of release and shedding.
-pub const SEGMENT_BYTES: u64 = 1024 * 1024;
-
 /// A line ready to be appended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Line {
@@ -129,6 +126,7 @@ pub struct SealContext<'a> {
     pub policy_digest: Hash,
     pub now: Timestamp,
     pub ring_names: &'a [&'static str],
+    pub segment_bytes: u64,
 }
 
 /// Constants of an epoch.
@@ -208,7 +206,7 @@ impl<D: Disk> StreamLog<D> {
         // The next batch will be about as long.
         self.open.frames.reserve(frames.len());
         lock(&self.batches).push_back(reference);
-        if self.active_bytes() >= SEGMENT_BYTES {
+        if self.active_bytes() >= context.segment_bytes {
             self.file = None;
         }
         let (index, synced) = (self.batches.clone(), self.synced.clone());

@@ -6,200 +6,19 @@
     reason = "small numbers of tests"
 )]
 
+mod faulty_disk;
+mod losses;
+
 use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
 
 use activity_schema::batch::{self, Leaf, lines_root};
 use activity_schema::merkle::Hash;
 use proptest::prelude::*;
 
-use super::disk::DiskFile;
 use super::*;
-
-#[derive(Debug, Clone, Default)]
-struct FileState {
-    bytes: Vec<u8>,
-    /// What survives a power cut.
-    synced: Vec<u8>,
-    /// From here on the kernel has bytes to write; a failed fsync forgets that.
-    dirty_from: usize,
-}
-
-impl FileState {
-    fn whole(bytes: &[u8]) -> Self {
-        FileState { bytes: bytes.to_vec(), synced: bytes.to_vec(), dirty_from: bytes.len() }
-    }
-
-    fn write(&mut self, at: usize, bytes: &[u8]) {
-        let end = self.bytes.len().max(at + bytes.len());
-        self.bytes.resize(end, 0);
-        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
-        self.dirty_from = self.dirty_from.min(at);
-    }
-}
-
-#[derive(Debug, Default)]
-struct DiskState {
-    files: BTreeMap<PathBuf, FileState>,
-    /// Fails the operation that finds this at zero; `None` never fails.
-    fail_after: Option<u32>,
-    full: bool,
-    sync_fails: bool,
-    dead: bool,
-}
-
-/// A disk in memory. Renames and new names are durable at once; appended bytes only when synced.
-#[derive(Debug, Clone, Default)]
-struct FaultyDisk(Arc<Mutex<DiskState>>);
-
-impl FaultyDisk {
-    fn with<T>(&self, f: impl FnOnce(&mut DiskState) -> io::Result<T>) -> io::Result<T> {
-        let mut state = self.0.lock().unwrap();
-        if state.dead {
-            return Err(io::Error::other("killed"));
-        }
-        if let Some(n) = &mut state.fail_after {
-            if *n == 0 {
-                state.dead = true;
-                return Err(io::Error::other("killed"));
-            }
-            *n -= 1;
-        }
-        f(&mut state)
-    }
-
-    /// The process is gone; with `power_cut`, each file keeps its synced bytes and part of the rest.
-    fn restart(&self, power_cut: Option<u8>) {
-        let mut state = self.0.lock().unwrap();
-        (state.dead, state.fail_after, state.full, state.sync_fails) = (false, None, false, false);
-        for file in state.files.values_mut() {
-            if let Some(part) = power_cut {
-                if file.bytes.starts_with(&file.synced) {
-                    let unsynced = file.bytes.len() - file.synced.len();
-                    let keep = file.synced.len() + unsynced * usize::from(part) / 256;
-                    file.bytes.truncate(keep);
-                } else {
-                    file.bytes.clone_from(&file.synced);
-                }
-            }
-            *file = FileState::whole(&file.bytes);
-        }
-    }
-}
-
-fn not_found() -> io::Error {
-    io::Error::from(io::ErrorKind::NotFound)
-}
-
-impl Disk for FaultyDisk {
-    type File = FaultyFile;
-    fn create_dir(&self, _: &Path) -> io::Result<()> {
-        self.with(|_| Ok(()))
-    }
-    fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.with(|s| {
-            let mut names: Vec<String> = s
-                .files
-                .keys()
-                .filter_map(|p| p.strip_prefix(path).ok()?.components().next())
-                .map(|c| c.as_os_str().to_str().unwrap().to_owned())
-                .collect();
-            names.dedup();
-            Ok(names)
-        })
-    }
-    fn read(&self, path: &Path) -> io::Result<Vec<u8>> {
-        self.with(|s| s.files.get(path).map(|f| f.bytes.clone()).ok_or_else(not_found))
-    }
-    fn read_range(&self, path: &Path, from: u64, len: usize) -> io::Result<Vec<u8>> {
-        let all = self.read(path)?;
-        all.get(from as usize..from as usize + len).map(<[u8]>::to_vec).ok_or_else(not_found)
-    }
-    fn open(&self, path: &Path) -> io::Result<FaultyFile> {
-        self.with(|s| {
-            s.files.entry(path.to_owned()).or_default();
-            Ok(FaultyFile { disk: self.clone(), path: path.to_owned() })
-        })
-    }
-    fn replace(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        self.with(|s| {
-            if s.full {
-                return Err(io::Error::from(io::ErrorKind::StorageFull));
-            }
-            s.files.insert(path.to_owned(), FileState::whole(bytes));
-            Ok(())
-        })
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.with(|s| s.files.remove(path).map(drop).ok_or_else(not_found))
-    }
-    fn remove_dir(&self, _: &Path) -> io::Result<()> {
-        self.with(|_| Ok(()))
-    }
-    fn sync_dir(&self, _: &Path) -> io::Result<()> {
-        self.with(|_| Ok(()))
-    }
-}
-
-struct FaultyFile {
-    disk: FaultyDisk,
-    path: PathBuf,
-}
-
-impl DiskFile for FaultyFile {
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let (path, at) = (self.path.clone(), offset as usize);
-        let result = self.disk.with(|s| {
-            let full = s.full;
-            let file = s.files.get_mut(&path).ok_or_else(not_found)?;
-            // Only what needs new blocks can find the disk full.
-            if full && at + bytes.len() > file.bytes.len() {
-                file.write(at, &bytes[..bytes.len() / 3]);
-                return Err(io::Error::from(io::ErrorKind::StorageFull));
-            }
-            file.write(at, bytes);
-            if path.extension().is_none_or(|e| e != "seg") {
-                // A slot; that a torn one is passed over is its own matter.
-                *file = FileState::whole(&file.bytes);
-            }
-            Ok(())
-        });
-        if let Err(e) = &result
-            && e.to_string() == "killed"
-            && let Some(file) = self.disk.0.lock().unwrap().files.get_mut(&path)
-        {
-            // A kill inside write(2) leaves a part of it.
-            file.write(at, &bytes[..bytes.len() / 2]);
-        }
-        result
-    }
-    fn sync(&self) -> io::Result<()> {
-        let path = self.path.clone();
-        self.disk.with(|s| {
-            let fails = s.sync_fails;
-            let file = s.files.get_mut(&path).ok_or_else(not_found)?;
-            let from = file.dirty_from.min(file.bytes.len());
-            file.dirty_from = file.bytes.len();
-            if fails {
-                return Err(io::Error::other("the disk does not answer"));
-            }
-            file.synced.resize(file.bytes.len(), 0);
-            file.synced[from..].copy_from_slice(&file.bytes[from..]);
-            Ok(())
-        })
-    }
-    fn truncate(&self, len: u64) -> io::Result<()> {
-        let path = self.path.clone();
-        self.disk.with(|s| {
-            let file = s.files.get_mut(&path).ok_or_else(not_found)?;
-            file.bytes.truncate(len as usize);
-            file.dirty_from = file.dirty_from.min(len as usize);
-            Ok(())
-        })
-    }
-}
+use faulty_disk::FaultyDisk;
 
 const CLOCK: ClockState = ClockState { error_ns: 1, offset_ns: 0, synchronised: true };
 const SMALL: SpoolLimits = SpoolLimits::of_total(1 << 40);
@@ -423,6 +242,33 @@ fn under_pressure_bulk_goes_before_standard_and_critical_stays() {
     assert!(refused > 0 && spool.bytes() <= limits.bytes_max);
 }
 
+/// The newest segments stay, and they are small where the spool is.
+#[test]
+fn a_spool_that_was_full_takes_lines_again_when_all_is_acknowledged() {
+    for bytes_max in [512 << 10, 8 << 20] {
+        let (mut spool, _) = open(&FaultyDisk::default(), 0, SpoolLimits::of_total(bytes_max)).unwrap();
+        let line = |n: u64| Line { bytes: vec![b'x'; 500], occurred_at: Timestamp::from_nanos(n as i64) };
+        for class in [Class::Standard, Class::Critical] {
+            let mut n = 0;
+            while spool.append(class, &[line(n)], &[], 0).is_ok() && n < bytes_max / 500 {
+                n += 1;
+                if n.is_multiple_of(128) {
+                    seal(&mut spool, class).unwrap();
+                }
+            }
+            seal(&mut spool, class).unwrap();
+        }
+        assert!(matches!(spool.append(Class::Critical, &[line(0)], &[], 0), Err(AppendError::Quota)));
+        let epoch = spool.identity().epoch.clone();
+        for class in [Class::Standard, Class::Critical] {
+            let last = spool.current().reader().pending(class).last().unwrap().number;
+            spool.release(&epoch, class, last, Hash::default()).unwrap();
+            spool.append(class, &[line(1)], &[], 0).unwrap();
+        }
+        assert!(spool.bytes() < bytes_max / 2, "{} of {bytes_max}", spool.bytes());
+    }
+}
+
 #[test]
 fn a_flipped_byte_in_a_batch_sends_its_header_alone() {
     let disk = FaultyDisk::default();
@@ -558,84 +404,6 @@ fn the_newest_event_is_known_when_all_is_released_and_after_another_boot() {
     assert_eq!(recovery.newest, Some(Timestamp::from_nanos(5)));
 }
 
-fn loss() -> Loss {
-    let between = (Timestamp::from_nanos(1), Timestamp::from_nanos(2));
-    let reason = activity_schema::coverage::LossReason::DiskFull;
-    Loss { event_id: uuid::Uuid::from_u128(7), ..Loss::of(reason, "spool", &[], between).counted(3, true) }
-}
-
-#[test]
-fn losses_survive_a_full_disk_and_keep_their_ids() {
-    let disk = FaultyDisk::default();
-    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
-    disk.0.lock().unwrap().full = true;
-    let loss = loss();
-    spool.ledger.add(loss.clone());
-    spool.ledger.add(Loss { count: 2, event_id: uuid::Uuid::from_u128(8), ..loss });
-    assert!(!spool.ledger.unpersisted);
-    drop(spool);
-    disk.restart(None);
-    let (mut spool, _) = open(&disk, 1, SMALL).unwrap();
-    let again = spool.ledger.to_emit();
-    assert_eq!((again.len(), again[0].count, again[0].event_id.as_u128()), (1, 5, 7));
-    spool.append(Class::Critical, &[line(1)], &[], 0).unwrap();
-    spool.loss_told(again[0].event_id);
-    let batch = spool.seal(Class::Critical, CLOCK, Timestamp::from_nanos(1)).unwrap().unwrap();
-    spool.forget_told_losses();
-    assert!(!spool.ledger.is_empty(), "kept until fsynced");
-    Unsynced::sync(std::slice::from_ref(&batch)).unwrap();
-    batch.finish();
-    spool.forget_told_losses();
-    assert!(spool.ledger.is_empty());
-}
-
-#[test]
-fn a_full_ledger_fits_its_place() {
-    let disk = FaultyDisk::default();
-    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
-    for n in 0..200 {
-        let mut loss = Loss { event_id: uuid::Uuid::from_u128(n), sequences: Some((1, 2)), ..loss() };
-        loss.key.event_names = vec!["runtime.instance.something".to_owned(); 24];
-        loss.key.instance = Some("i".repeat(128));
-        loss.key.stream = Some("s".repeat(128));
-        spool.ledger.add(loss);
-        assert!(spool.ledger.keep(), "{n}");
-    }
-    let kept = losses_kept(&disk);
-    assert_eq!((kept.len(), kept.iter().map(|l| l.count).sum::<u64>()), (48, 200 * 3));
-    assert_eq!(kept.iter().filter(|l| !l.exact).count(), 1, "one holds all that found no place");
-}
-
-/// The losses in the newest slot of `loss.state`: two slots of 64 KiB.
-fn losses_kept(disk: &FaultyDisk) -> Vec<Loss> {
-    let bytes = disk.read(Path::new("/spool/loss.state")).unwrap();
-    assert_eq!(bytes.len(), 2 * 65_536);
-    let newest = bytes.chunks(65_536).max_by_key(|slot| u64::from_le_bytes(slot[..8].try_into().unwrap()));
-    let slot = newest.unwrap();
-    let len = u32::from_le_bytes(slot[8..12].try_into().unwrap()) as usize;
-    serde_json::from_slice(&slot[16..16 + len]).unwrap()
-}
-
-/// While the disk does not take what was told, the ledger stays within its place.
-#[test]
-fn losses_that_are_told_and_not_on_disk_stay_bounded_and_counted() {
-    let disk = FaultyDisk::default();
-    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
-    for n in 0..200 {
-        spool.ledger.add(Loss { event_id: uuid::Uuid::from_u128(n), sequences: Some((1, 2)), ..loss() });
-        for loss in spool.ledger.to_emit() {
-            spool.append(Class::Critical, &[line(n as u64)], &[], 0).unwrap();
-            spool.loss_told(loss.event_id);
-        }
-        assert!(spool.ledger.keep(), "{n}");
-    }
-    let kept = losses_kept(&disk);
-    assert_eq!((kept.len(), kept.iter().map(|l| l.count).sum::<u64>()), (48, 200 * 3));
-    seal(&mut spool, Class::Critical).unwrap();
-    spool.forget_told_losses();
-    assert_eq!(spool.ledger.to_emit().iter().map(|l| l.count).collect::<Vec<_>>(), [153 * 3]);
-}
-
 #[test]
 fn standard_has_half_of_the_spool_and_bulk_a_quarter() {
     for (class, share) in [(Class::Standard, 4 << 20), (Class::Bulk, 2 << 20)] {
@@ -688,35 +456,4 @@ fn a_frame_of_more_than_16_mib_is_not_read() {
     assert_eq!(frame::decode(&bytes), Err(frame::FrameError::Checksum { len: MAX + 8 }));
     bytes[..4].copy_from_slice(&(MAX as u32 + 1).to_le_bytes());
     assert_eq!(frame::decode(&bytes), Err(frame::FrameError::Torn));
-}
-
-/// A loss whose event is in the spool is not told a second time with other bytes.
-#[test]
-fn a_loss_that_was_told_before_a_kill_is_recognised() {
-    let told = |n: u8| {
-        let example = include_str!("../../../fixtures/events.jsonl");
-        let line = example.lines().find(|l| l.contains("\"telemetry.loss\"")).unwrap();
-        let mut event = activity_schema::Event::parse(line.as_bytes()).unwrap();
-        event.event_id = uuid::Uuid::from_u128(u128::from(n));
-        Line { bytes: event.to_line(), occurred_at: event.occurred_at }
-    };
-    let disk = FaultyDisk::default();
-    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
-    let loss = |n: u8| Loss {
-        event_id: uuid::Uuid::from_u128(u128::from(n)),
-        sequences: Some((u64::from(n), u64::from(n))),
-        ..loss()
-    };
-    (1..=3).for_each(|n| spool.ledger.add(loss(n)));
-    spool.append(Class::Critical, &[told(1)], &[], 0).unwrap();
-    seal(&mut spool, Class::Critical).unwrap();
-    spool.append(Class::Critical, &[told(2)], &[], 0).unwrap();
-    drop(spool);
-    let (mut spool, _) = open(&disk, 1, SMALL).unwrap();
-    let ids: Vec<u128> = spool.ledger.to_emit().iter().map(|l| l.event_id.as_u128()).collect();
-    assert_eq!(ids, [3], "one is sealed, two is open, three is still to be told");
-    spool.loss_told(uuid::Uuid::from_u128(3));
-    seal(&mut spool, Class::Critical).unwrap();
-    spool.forget_told_losses();
-    assert!(spool.ledger.is_empty());
 }
