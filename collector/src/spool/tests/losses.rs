@@ -84,7 +84,7 @@ fn losses_that_are_told_and_not_on_disk_stay_bounded_and_counted() {
 #[test]
 fn a_loss_that_was_told_before_a_kill_is_recognised() {
     let told = |n: u8| {
-        let example = include_str!("../../../fixtures/events.jsonl");
+        let example = include_str!("../../../../fixtures/events.jsonl");
         let line = example.lines().find(|l| l.contains("\"telemetry.loss\"")).unwrap();
         let mut event = activity_schema::Event::parse(line.as_bytes()).unwrap();
         event.event_id = uuid::Uuid::from_u128(u128::from(n));
