@@ -1,7 +1,8 @@
 //! `activity-collector`: the daemon beside the sandbox.
 
-use std::io::Write as _;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use activity_collector::config::Config;
@@ -80,12 +81,8 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Enroll { config, gateway, server_name, ca, token_file } => {
             let config = Config::load(&config)?;
-            let token = if token_file.as_os_str() == "-" {
-                std::io::read_to_string(std::io::stdin())?
-            } else {
-                std::fs::read_to_string(&token_file)
-                    .with_context(|| format!("cannot read {}", token_file.display()))?
-            };
+            let token = read_token(&token_file)
+                .with_context(|| format!("cannot read a token from {}", token_file.display()))?;
             let ca = read_certificates(&ca)?;
             // The files belong to whoever will run on them.
             let owner = Owner::of(&config.state_dir)
@@ -116,6 +113,19 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
+/// Most bytes of a token file.
+const TOKEN_FILE_BYTES_MAX: u64 = 64 * 1024;
+
+fn read_token(file: &Path) -> io::Result<String> {
+    let input: Box<dyn Read> =
+        if file.as_os_str() == "-" { Box::new(io::stdin()) } else { Box::new(File::open(file)?) };
+    let mut text = String::new();
+    if input.take(TOKEN_FILE_BYTES_MAX + 1).read_to_string(&mut text)? as u64 > TOKEN_FILE_BYTES_MAX {
+        return Err(io::Error::other("longer than 64 KiB, which no token is"));
+    }
+    Ok(text)
+}
+
 /// The token of a file: alone, or in the JSON that `activity-gateway token` prints.
 fn token_in(text: &str) -> anyhow::Result<String> {
     let text = text.trim();
@@ -127,6 +137,6 @@ fn token_in(text: &str) -> anyhow::Result<String> {
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("cannot write to standard output")
 }

@@ -112,15 +112,15 @@ impl Layers {
             operator_unix,
             collector_lifetime: self.duration("certificates.collector_lifetime")?,
             operator_lifetime: self.duration("certificates.operator_lifetime")?,
-            connections_max: usize::try_from(self.number("limits.connections_max")?).unwrap_or(usize::MAX),
+            connections_max: usize::try_from(self.number("limits.connections_max", 1)?).unwrap_or(usize::MAX),
             drain_max: self.duration("limits.drain_max")?,
             stall_max: self.duration("limits.stall_max")?,
             store: StoreConfig {
                 dir: data.join("store"),
-                commit_rotate_bytes: self.number("store.commit_rotate_bytes")?,
+                commit_rotate_bytes: self.number("store.commit_rotate_bytes", 1 << 20)?,
                 commit_rotate_age: self.duration("store.commit_rotate_age")?,
                 checkpoint_interval: self.duration("store.checkpoint_interval")?,
-                reserve_bytes: self.number("store.reserve_bytes")?,
+                reserve_bytes: self.number("store.reserve_bytes", 0)?,
                 accept_control_damage: false,
             },
             data,
@@ -147,8 +147,9 @@ impl Layers {
         parse_duration(self.text(key)).ok_or_else(|| self.wrong(key, "a duration such as 24h or 30s"))
     }
 
-    fn number(&self, key: &'static str) -> Result<u64, ConfigError> {
-        self.text(key).parse().map_err(|_| self.wrong(key, "a whole number"))
+    fn number(&self, key: &'static str, min: u64) -> Result<u64, ConfigError> {
+        let number = self.text(key).parse().map_err(|_| self.wrong(key, "a whole number"))?;
+        if number < min { Err(self.wrong(key, "large enough to work with")) } else { Ok(number) }
     }
 
     fn wrong(&self, key: &'static str, wanted: &'static str) -> ConfigError {
@@ -257,6 +258,10 @@ mod tests {
         assert!(matches!(&error, ConfigError::Value { .. }), "{error}");
         let error = load("[limits]\ndrain_max = \"soon\"\n", &[]).unwrap().config().unwrap_err();
         assert!(error.to_string().contains("24h") && error.to_string().contains("gateway.toml"), "{error}");
+        for unusable in ["[limits]\nconnections_max = 0\n", "[store]\ncommit_rotate_bytes = 0\n"] {
+            let error = load(unusable, &[]).unwrap().config().unwrap_err();
+            assert!(matches!(&error, ConfigError::Value { .. }), "{error}");
+        }
     }
 
     #[test]

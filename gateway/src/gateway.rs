@@ -159,6 +159,9 @@ impl Gateway {
         if health.read_only || health.commits_fail {
             return Err("the journal cannot be written");
         }
+        if health.thread_ended.is_some() {
+            return Err("a thread of the store has ended; its log says why, and a restart helps");
+        }
         if health.full {
             return Err("the disk is full");
         }

@@ -165,6 +165,9 @@ pub enum RevokeRequest {
     Operator { name: String, reason: String },
 }
 
+/// Most bytes of one import through a gateway.
+pub const IMPORT_BYTES_MAX: usize = 64 * 1024 * 1024;
+
 /// Parameters of `POST /v1/import`; the body is one foreign `activity.event/v1` document a line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -128,9 +128,10 @@ pub struct Interval {
 }
 
 #[derive(Debug, Clone, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true).args(["instance", "session"])))]
 pub struct TimelineArgs {
     /// The sandbox.
-    #[arg(long, required_unless_present = "session")]
+    #[arg(long)]
     pub instance: Option<String>,
     /// The agent's session, in whichever sandbox.
     #[arg(long)]
@@ -138,10 +139,10 @@ pub struct TimelineArgs {
     #[command(flatten)]
     pub interval: Interval,
     /// Goes on, one line an event as they arrive.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "to")]
     pub follow: bool,
     /// Most events.
-    #[arg(long, default_value_t = 100_000)]
+    #[arg(long, default_value_t = 100_000, value_parser = at_least_one)]
     pub limit: usize,
     /// Event classes that must be covered for the answer to be complete, e.g. process,network.
     #[arg(long, value_name = "CLASSES")]
@@ -193,7 +194,7 @@ pub struct QueryArgs {
     #[command(flatten)]
     pub filter: Filter,
     /// Most events.
-    #[arg(long, default_value_t = 1_000)]
+    #[arg(long, default_value_t = 1_000, value_parser = at_least_one)]
     pub limit: usize,
     /// Goes on where an answer before ended.
     #[arg(long)]
@@ -302,6 +303,10 @@ pub struct ProofArgs {
     pub trust: Option<String>,
 }
 
+fn at_least_one(text: &str) -> Result<usize, &'static str> {
+    text.parse().ok().filter(|n| *n > 0).ok_or("a whole number from 1 on is wanted")
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
@@ -314,6 +319,10 @@ mod tests {
         let Command::Timeline(timeline) = parsed("activity timeline --instance i") else { panic!() };
         let Command::Query(query) = parsed("activity query") else { panic!() };
         let Command::Enroll(enroll) = parsed("activity enroll --tenant t --instance i") else { panic!() };
+        let refused = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap_err().to_string();
+        assert!(refused("activity timeline").contains("--session"));
+        assert!(refused("activity timeline --instance i --follow --to now").contains("--to"));
+        assert!(refused("activity query --limit 0").contains("from 1 on"));
         assert_eq!((timeline.limit, query.limit, enroll.ttl.as_str()), (100_000, 1_000, "1h"));
     }
 }

@@ -13,7 +13,7 @@ use super::output::{Output, complain};
 use super::{CliError, Ending};
 use crate::evidence::Evidence;
 use crate::story::escape;
-use crate::wire::{ImportAnswer, ImportParams};
+use crate::wire::{IMPORT_BYTES_MAX, ImportAnswer, ImportParams};
 
 /// Refusals named on standard error; the rest is counted.
 const REFUSALS_SHOWN_MAX: usize = 20;
@@ -56,7 +56,12 @@ async fn through_gateway(
     let params = ImportParams { tenant, host: args.host.clone(), instance: args.instance.clone() };
     let query = serde_urlencoded::to_string(&params).context("the parameters")?;
     let mut lines = Vec::new();
-    input.read_to_end(&mut lines).context("reading the lines")?;
+    input.by_ref().take(IMPORT_BYTES_MAX as u64 + 1).read_to_end(&mut lines).context("reading the lines")?;
+    if lines.len() > IMPORT_BYTES_MAX {
+        let why = "a gateway takes at most 64 MiB at once, and nothing is sent yet: split the file by lines; a line that \
+                   is there already is not stored twice";
+        return Err(CliError::Usage(why.to_owned()));
+    }
     let answer = client.post_bytes(&format!("/v1/import?{query}"), lines.into()).await?;
     Ok(serde_json::from_slice(&answer)?)
 }

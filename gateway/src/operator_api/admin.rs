@@ -18,8 +18,8 @@ use crate::identity::{Identity, OperatorIdentity, Role};
 use crate::reply::{Refusal, json, read_body, read_json};
 use crate::tokens::{Grant, IssueError};
 use crate::wire::{
-    ImportAnswer, ImportParams, OperatorAnswer, OperatorRequest, RevokeAnswer, RevokeRequest, TokenAnswer,
-    TokenRequest,
+    IMPORT_BYTES_MAX, ImportAnswer, ImportParams, OperatorAnswer, OperatorRequest, RevokeAnswer,
+    RevokeRequest, TokenAnswer, TokenRequest,
 };
 
 type Answer = Result<Response, Refusal>;
@@ -131,9 +131,6 @@ pub async fn revoke(
 fn unknown(what: String) -> Refusal {
     Refusal::new(StatusCode::UNPROCESSABLE_ENTITY, format!("nobody is revoked: {what}"))
 }
-
-/// Most bytes of one import.
-const IMPORT_BYTES_MAX: usize = 64 * 1024 * 1024;
 
 /// Takes in foreign lines as derived evidence of a tenant that is named, new or not.
 pub async fn import(

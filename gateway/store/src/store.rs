@@ -412,6 +412,7 @@ impl Store {
             full: disk_free < shared.config.reserve_bytes,
             read_only: shared.read_only,
             commits_fail: shared.commits_fail.load(Ordering::Relaxed),
+            thread_ended: self.inner.threads.lock().as_ref().and_then(Threads::ended),
             last_commit: *shared.last_commit.lock(),
             counters: shared.metrics.snapshot(),
         }

@@ -47,6 +47,13 @@ impl Threads {
         })
     }
 
+    /// A thread that is no more: it panicked.
+    pub(crate) fn ended(&self) -> Option<String> {
+        let all = [&self.committer, &self.sealer, &self.checkpointer];
+        let ended = all.into_iter().find(|thread| thread.is_finished())?;
+        Some(ended.thread().name().unwrap_or("store").to_owned())
+    }
+
     /// Drains and joins. What was accepted is durable afterwards, and the ends of all files are stated.
     pub(crate) fn stop(self, shared: &Shared) {
         shared.queue.stop();

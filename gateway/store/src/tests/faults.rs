@@ -238,6 +238,23 @@ fn calls_that_fail_cost_no_acknowledged_batch_and_the_store_goes_on() {
 }
 
 #[test]
+fn a_thread_that_panics_shows_in_health() {
+    let disk = Arc::new(SimDisk::new(8));
+    let store = open(&disk, 8, 1 << 20).unwrap();
+    assert_eq!(store.health().thread_ended, None);
+    // The cadence of checkpoints calls the disk by itself.
+    let mut sent = Sent::new("tenant-a", "c1", 1);
+    sent.send(&store, 1);
+    disk.set_fault(Fault::Panic);
+    let ended = (0..1_000).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        store.health().thread_ended
+    });
+    disk.set_fault(Fault::None);
+    assert!(ended.is_some_and(|name| name.starts_with("store-")));
+}
+
+#[test]
 fn fc29_a_failed_fsync_shows_in_health_until_the_disk_takes_bytes_again() {
     let disk = Arc::new(SimDisk::new(7));
     let store = open(&disk, 7, 1 << 20).unwrap();

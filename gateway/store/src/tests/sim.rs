@@ -65,6 +65,8 @@ pub(crate) enum Fault {
     Kill(u64),
     /// Each call fails with one chance in so many.
     Random(u64, io::ErrorKind),
+    /// Whoever calls panics.
+    Panic,
 }
 
 #[derive(Clone, Default)]
@@ -170,6 +172,7 @@ impl SimDisk {
         match *self.fault.lock() {
             Fault::Kill(at) if model.calls >= at => Err(io::Error::other("killed")),
             Fault::Random(one_in, kind) if model.random().is_multiple_of(one_in) => Err(kind.into()),
+            Fault::Panic => panic!("a fault of the test"),
             _ => Ok(()),
         }
     }
