@@ -48,10 +48,9 @@ impl Threads {
     }
 
     /// A thread that is no more: it panicked.
-    pub(crate) fn ended(&self) -> Option<String> {
-        let all = [&self.committer, &self.sealer, &self.checkpointer];
-        let ended = all.into_iter().find(|thread| thread.is_finished())?;
-        Some(ended.thread().name().unwrap_or("store").to_owned())
+    pub(crate) fn ended(&self) -> Option<&'static str> {
+        let all = [("commit", &self.committer), ("seal", &self.sealer), ("checkpoint", &self.checkpointer)];
+        all.into_iter().find(|(_, thread)| thread.is_finished()).map(|(name, _)| name)
     }
 
     /// Drains and joins. What was accepted is durable afterwards, and the ends of all files are stated.

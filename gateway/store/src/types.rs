@@ -177,7 +177,7 @@ pub struct Health {
     /// The commit log could not be written or fsynced; nothing is acknowledged until it can.
     pub commits_fail: bool,
     /// A thread of the store that panicked: what it did is done by nobody until the gateway is started again.
-    pub thread_ended: Option<String>,
+    pub thread_ended: Option<&'static str>,
     pub last_commit: Option<Timestamp>,
     pub counters: Counters,
 }
