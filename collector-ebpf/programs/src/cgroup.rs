@@ -10,6 +10,7 @@ use aya_ebpf::macros::tracepoint;
 use aya_ebpf::programs::TracePointContext;
 
 use crate::loss::{PROCESS, emit};
+use crate::read::field;
 use crate::task;
 
 const ROOT: usize = 8;
@@ -52,10 +53,4 @@ pub fn on_cgroup_mkdir(ctx: TracePointContext) -> u32 {
     record.body.path_truncated = u16::from(place >> 16 > record.path.len() as u32);
     emit(PROCESS, RecordKind::Cgroup, id, (&raw const record).cast(), CGROUP_BYTES as u64);
     0
-}
-
-#[inline(always)]
-fn field<T: Copy>(ctx: &TracePointContext, offset: usize) -> T {
-    // SAFETY: the context of the tracepoint holds this field.
-    unsafe { core::ptr::read_volatile(ctx.as_ptr().cast::<u8>().add(offset).cast::<T>()) }
 }

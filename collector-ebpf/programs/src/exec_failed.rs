@@ -3,14 +3,13 @@
 
 use activity_ebpf_abi::records::{ExecFailedBody, exec_failed_flags, missing};
 use activity_ebpf_abi::{LossReason, RecordKind};
-use aya_ebpf::EbpfContext as _;
 use aya_ebpf::macros::tracepoint;
 use aya_ebpf::programs::TracePointContext;
 
 use crate::loss::{PROCESS, emit, lost, record_lost};
 use crate::maps::{EXEC_ATTEMPTS, EXEC_FAILED_SCRATCH, ExecAttempt};
 use crate::offset;
-use crate::read::{at, opaque, string_tail};
+use crate::read::{at, field, opaque, string_tail};
 use crate::task;
 
 /// Offsets in `events/syscalls/sys_enter_*/format`: 8 is the number, arguments are words from 16 on.
@@ -19,28 +18,22 @@ const RESULT: usize = 16;
 
 #[tracepoint(category = "syscalls", name = "sys_enter_execve")]
 pub fn enter_execve(ctx: TracePointContext) -> u32 {
-    enter(word(&ctx, ARGUMENTS), 0)
+    enter(field(&ctx, ARGUMENTS), 0)
 }
 
 #[tracepoint(category = "syscalls", name = "sys_enter_execveat")]
 pub fn enter_execveat(ctx: TracePointContext) -> u32 {
-    enter(word(&ctx, ARGUMENTS + 8), exec_failed_flags::EXECVEAT)
+    enter(field(&ctx, ARGUMENTS + 8), exec_failed_flags::EXECVEAT)
 }
 
 #[tracepoint(category = "syscalls", name = "sys_exit_execve")]
 pub fn exit_execve(ctx: TracePointContext) -> u32 {
-    leave(word(&ctx, RESULT) as i64)
+    leave(field(&ctx, RESULT))
 }
 
 #[tracepoint(category = "syscalls", name = "sys_exit_execveat")]
 pub fn exit_execveat(ctx: TracePointContext) -> u32 {
-    leave(word(&ctx, RESULT) as i64)
-}
-
-#[inline(always)]
-fn word(ctx: &TracePointContext, offset: usize) -> u64 {
-    // SAFETY: the context of a syscall tracepoint holds these words.
-    unsafe { core::ptr::read_volatile(ctx.as_ptr().cast::<u8>().add(offset).cast::<u64>()) }
+    leave(field(&ctx, RESULT))
 }
 
 #[inline(always)]

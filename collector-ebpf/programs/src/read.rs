@@ -1,9 +1,11 @@
 //! Reading kernel memory at offsets that are known only when the programs are loaded.
 
+use aya_ebpf::EbpfContext as _;
 use aya_ebpf::helpers::bpf_probe_read_kernel;
 use aya_ebpf::helpers::generated::{
     bpf_probe_read_kernel as bpf_probe_read_kernel_raw, bpf_probe_read_kernel_str, bpf_probe_read_user_str,
 };
+use aya_ebpf::programs::TracePointContext;
 
 use activity_ebpf_abi::offsets::ABSENT;
 
@@ -131,4 +133,11 @@ pub fn string_tail(destination: *mut u8, source: u64, user: bool) -> Option<(u32
         return None;
     }
     Some((((length - 1) as u32) & 0xff, more))
+}
+
+/// A field of a tracepoint's record, at its offset in the event's `format` file.
+#[inline(always)]
+pub fn field<T: Copy>(ctx: &TracePointContext, offset: usize) -> T {
+    // SAFETY: the caller names a place that the tracepoint's record has.
+    unsafe { core::ptr::read_volatile(ctx.as_ptr().cast::<u8>().add(offset).cast::<T>()) }
 }
