@@ -7,7 +7,7 @@ pub(crate) mod tests;
 
 pub use body::{
     BodyError, compress, compress_at, decompress, decompress_again, decompress_within, join_lines,
-    split_lines,
+    join_lines_again, split_lines,
 };
 pub use codec::{DecodeError, FRAME_BYTES_MAX};
 

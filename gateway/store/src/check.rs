@@ -155,8 +155,12 @@ fn check_lines(
     let mut sorter = Sorter::new(header, with);
     match std::str::from_utf8(raw) {
         Ok(text) => {
-            for (position, (line, leaf)) in text.split('\n').zip(&leaves).enumerate() {
-                sorter.line(position, line.as_bytes(), Event::parse_str(line), *leaf);
+            let mut start = 0;
+            for (position, (line, leaf)) in lines.iter().zip(&leaves).enumerate() {
+                // A line break is a character of its own, so that each line is text.
+                let end = start + line.len();
+                sorter.line(position, line, Event::parse_str(&text[start..end]), *leaf);
+                start = end + 1;
             }
         }
         Err(_) => {
@@ -317,9 +321,10 @@ fn pack_sections(
     lines: &[&[u8]],
 ) -> Result<Vec<(Retention, u64, Bytes)>, BatchRefusal> {
     let mut sections = Vec::with_capacity(classes.len());
+    let mut raw = Vec::with_capacity(lines.iter().map(|line| line.len() + 1).sum());
     for (at, class) in classes.iter().enumerate() {
         let own = map.iter().zip(lines).filter(|(m, _)| usize::from(**m) == at).map(|(_, line)| *line);
-        let raw = batch::join_lines(own);
+        batch::join_lines_again(own, &mut raw);
         let packed = batch::compress_at(&raw, ZSTD_LEVEL).map_err(|e| BodyError::Zstd(e.to_string()))?;
         sections.push((*class, raw.len() as u64, packed.into()));
     }

@@ -60,7 +60,12 @@ impl Store {
             NoRoom::Overloaded => IngestError::Overloaded { retry_after: OVERLOADED_RETRY },
         })?;
         let caller = caller.clone();
-        let checking = tokio::task::spawn_blocking(move || shared.check_and_queue(&caller, batches, ticket));
+        let turn = Arc::clone(&shared.checking).acquire_owned().await.map_err(|_| IngestError::Stopping)?;
+        let checking = tokio::task::spawn_blocking(move || {
+            let queued = shared.check_and_queue(&caller, batches, ticket);
+            drop(turn);
+            queued
+        });
         let (answer, ticket) = checking.await.map_err(|_| IngestError::Stopping)??;
         // A committer that ended without an answer committed nothing.
         let result = answer.await.map_err(|_| IngestError::Stopping)?;

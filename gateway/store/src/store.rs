@@ -125,6 +125,8 @@ pub(crate) struct Shared {
     pub control: Mutex<ControlJournal>,
     pub index: Index,
     pub queue: Queue,
+    /// Batches are checked by as many threads as there are cores: more only take each other's caches.
+    pub checking: Arc<tokio::sync::Semaphore>,
     pub recent: RecentIds,
     pub metrics: Metrics,
     pub last_commit: Mutex<Option<Timestamp>>,
@@ -483,6 +485,9 @@ fn assemble(
         tenants: RwLock::default(),
         index,
         queue: Queue::default(),
+        checking: Arc::new(tokio::sync::Semaphore::new(
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        )),
         recent: RecentIds::new(),
         metrics: Metrics::default(),
         last_commit: Mutex::default(),

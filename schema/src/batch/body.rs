@@ -23,10 +23,15 @@ pub enum BodyError {
 /// zstd level of batches: the fastest of the normal levels; density comes from repacking at the gateway.
 const ZSTD_LEVEL: i32 = 1;
 
+/// Most bytes that a thread keeps for its next frame.
+const PACKED_KEPT_MAX: usize = 2 * 1024 * 1024;
+
 thread_local! {
     // A context is a megabyte of tables: made once a thread, not once a batch.
     static COMPRESSOR: RefCell<Option<Compressor<'static>>> = const { RefCell::new(None) };
     static DECOMPRESSOR: RefCell<Option<Decompressor<'static>>> = const { RefCell::new(None) };
+    /// Holds the longest frame that a body of the thread could have become; what is given out is as long as it is.
+    static PACKED: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Compresses joined lines.
@@ -42,7 +47,14 @@ pub fn compress_at(raw: &[u8], level: i32) -> io::Result<Vec<u8>> {
             None => slot.insert(Compressor::new(level)?),
         };
         compressor.set_compression_level(level)?;
-        compressor.compress(raw)
+        PACKED.with_borrow_mut(|packed| {
+            packed.clear();
+            packed.reserve(zstd::zstd_safe::compress_bound(raw.len()));
+            compressor.compress_to_buffer(raw, packed)?;
+            let exact = packed.as_slice().to_vec();
+            packed.shrink_to(PACKED_KEPT_MAX);
+            Ok(exact)
+        })
     })
 }
 
@@ -87,13 +99,19 @@ pub fn decompress_again(body: &[u8], declared_raw_bytes: u64, raw: &mut Vec<u8>)
 /// Joins lines with `\n`, none at the end.
 pub fn join_lines<'a>(lines: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut raw = Vec::new();
+    join_lines_again(lines, &mut raw);
+    raw
+}
+
+/// [`join_lines`] into a buffer that was used before.
+pub fn join_lines_again<'a>(lines: impl IntoIterator<Item = &'a [u8]>, raw: &mut Vec<u8>) {
+    raw.clear();
     for (i, line) in lines.into_iter().enumerate() {
         if i > 0 {
             raw.push(b'\n');
         }
         raw.extend_from_slice(line);
     }
-    raw
 }
 
 /// The inverse of [`join_lines`]; checks the number of lines.
