@@ -39,8 +39,8 @@ pub fn on_tcp_state(ctx: RawTracePointContext) -> i32 {
     let old_state: u64 = ctx.arg(1);
     let new_state: u64 = ctx.arg(2);
     let (old_state, new_state) = (old_state as u32, new_state as u32);
-    // MPTCP and others share the tracepoint.
-    if at::<u16>(sk, offset!(sock_protocol)).is_some_and(|protocol| protocol & 0xff != IPPROTO_TCP) {
+    // Others share the tracepoint, MPTCP (262) among them: its sockets are no `tcp_sock`, its subflows are.
+    if at::<u16>(sk, offset!(sock_protocol)).is_some_and(|protocol| protocol != IPPROTO_TCP) {
         return 0;
     }
     let mut socket = TcpSocket::default();
@@ -137,21 +137,25 @@ fn remember(sk: u64, socket: &TcpSocket) {
 /// Nobody is known to own the socket; its cgroup is, where the kernel keeps one.
 #[inline(always)]
 fn unknown_owner(sk: u64, owner: &mut Owner) {
-    let data = offset!(sock_cgroup_data);
-    let cgroup = offset!(sock_cgroup);
-    let id = if data == ABSENT || cgroup == ABSENT || offset!(cgroup_subsys) != ABSENT {
-        None
-    } else {
-        // Before 5.15 the word may be tagged in its low bit and then is no pointer.
-        match at::<u64>(sk, data + cgroup) {
-            Some(pointer) if pointer & 1 == 0 => task::cgroup_id(pointer),
-            _ => None,
-        }
-    };
     owner.missing = missing::OWNER | missing::START;
-    match id {
+    match cgroup_of(sk) {
         Some(id) => owner.cgroup_id = id,
         None => owner.missing |= missing::CGROUP,
+    }
+}
+
+/// The cgroup that a socket was made in; an accepted one has its listener's.
+#[inline(always)]
+fn cgroup_of(sk: u64) -> Option<u64> {
+    let data = offset!(sock_cgroup_data);
+    let cgroup = offset!(sock_cgroup);
+    if data == ABSENT || cgroup == ABSENT || offset!(cgroup_subsys) != ABSENT {
+        return None;
+    }
+    // Before 5.15 the word may be tagged in its low bit and then is no pointer.
+    match at::<u64>(sk, data + cgroup) {
+        Some(pointer) if pointer & 1 == 0 => task::cgroup_id(pointer),
+        _ => None,
     }
 }
 
@@ -186,14 +190,16 @@ fn accepting_owner(sk: u64, owner: &mut Owner) -> bool {
         key.family = u32::from(AF_INET6);
         found = TCP_LISTENERS.get_ptr(&key);
     }
-    match found {
-        Some(found) => {
-            // SAFETY: a non-null map value, copied at once.
-            *owner = unsafe { *found };
-            true
-        }
-        None => false,
+    let Some(found) = found else { return false };
+    // Several sockets may listen on one address (SO_REUSEPORT), also of several sandboxes: the one that was found is then
+    // another's.
+    // SAFETY: a non-null map value.
+    if cgroup_of(sk).is_some_and(|own| own != unsafe { (*found).cgroup_id }) {
+        return false;
     }
+    // SAFETY: as above, copied at once.
+    *owner = unsafe { *found };
+    true
 }
 
 /// Writes a field of a reserved record.

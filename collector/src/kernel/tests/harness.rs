@@ -240,13 +240,18 @@ pub(super) fn run(source: &mut KernelSource, cgroup: &Cgroup, orders: &str) -> (
 
 /// Drains and commits all rings, keeping the records of one cgroup.
 pub(super) fn read(source: &mut KernelSource, cgroup: &Cgroup, seen: &mut Vec<Seen>) {
+    let mut all = Vec::new();
+    read_all(source, &mut all);
+    seen.extend(all.into_iter().filter(|(of, _)| *of == cgroup.id).map(|(_, seen)| seen));
+}
+
+/// Drains and commits all rings, keeping each record with its cgroup.
+pub(super) fn read_all(source: &mut KernelSource, seen: &mut Vec<(u64, Seen)>) {
     for ring in RingId::ALL {
         let mut end: Option<RingPosition> = None;
         source.drain(ring, usize::MAX, &mut |position, record| {
             let record = record.unwrap();
-            if record.common().cgroup_id == cgroup.id {
-                seen.push(Seen::of(&record));
-            }
+            seen.push((record.common().cgroup_id, Seen::of(&record)));
             end = Some(position);
         });
         if let Some(end) = end {

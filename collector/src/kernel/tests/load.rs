@@ -30,6 +30,8 @@ fn load() {
         "classes" => classes(),
         "tcp" => tcp(number(), number()),
         "udp" => udp(),
+        "share" => share(u16::try_from(number()).unwrap()),
+        "mptcp" => mptcp(),
         "together" => together(number()),
         other => panic!("unknown order {other}"),
     }
@@ -286,4 +288,72 @@ fn udp() {
         let port = |socket: &UdpSocket| socket.local_addr().unwrap().port();
         truth!("udp {} {} {}", std::process::id(), port(&client), port(&server));
     }
+}
+
+fn stream_socket(protocol: i32) -> Option<OwnedFd> {
+    // SAFETY: a new descriptor, owned from here on.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_STREAM, protocol);
+        (fd >= 0).then(|| OwnedFd::from_raw_fd(fd))
+    }
+}
+
+type WithAddress = unsafe extern "C" fn(i32, *const libc::sockaddr, libc::socklen_t) -> i32;
+
+/// bind(2) or connect(2) with an address of 127.0.0.1.
+fn on_loopback(call: WithAddress, socket: &OwnedFd, port: u16) {
+    let address = libc::sockaddr_in {
+        sin_family: u16::try_from(libc::AF_INET).unwrap(),
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes([127, 0, 0, 1]) },
+        sin_zero: [0; 8],
+    };
+    let length = u32::try_from(size_of_val(&address)).unwrap();
+    // SAFETY: an address of its length.
+    let result = unsafe { call(socket.as_raw_fd(), (&raw const address).cast(), length) };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Listens on a port that others listen on too, and accepts until nobody has come for a second.
+fn share(port: u16) {
+    use nix::sys::socket::{Backlog, listen, setsockopt, sockopt};
+    const PATIENCE: Duration = Duration::from_secs(1);
+    let socket = stream_socket(0).unwrap();
+    setsockopt(&socket, sockopt::ReusePort, &true).unwrap();
+    on_loopback(libc::bind, &socket, port);
+    listen(&socket, Backlog::new(100).unwrap()).unwrap();
+    let listener = TcpListener::from(socket);
+    listener.set_nonblocking(true).unwrap();
+    let (mut accepted, mut last) = (0, std::time::Instant::now());
+    while last.elapsed() < PATIENCE {
+        match listener.accept() {
+            Ok(_) => (accepted, last) = (accepted + 1, std::time::Instant::now()),
+            Err(_) => std::thread::sleep(Duration::from_millis(2)),
+        }
+    }
+    truth!("accepted {accepted}");
+}
+
+/// A connection with MPTCP at both ends; its subflow is TCP.
+fn mptcp() {
+    use nix::sys::socket::{Backlog, listen};
+    const IPPROTO_MPTCP: i32 = 262;
+    let (Some(server), Some(client)) = (stream_socket(IPPROTO_MPTCP), stream_socket(IPPROTO_MPTCP)) else {
+        return;
+    };
+    on_loopback(libc::bind, &server, 0);
+    listen(&server, Backlog::new(1).unwrap()).unwrap();
+    let listener = TcpListener::from(server);
+    let port = listener.local_addr().unwrap().port();
+    on_loopback(libc::connect, &client, port);
+    let mut client = TcpStream::from(client);
+    let (mut accepted, _) = listener.accept().unwrap();
+    client.write_all(&[7; 321]).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    let mut received = Vec::new();
+    accepted.read_to_end(&mut received).unwrap();
+    assert_eq!(received.len(), 321);
+    truth!("mptcp {port}");
+    drop((client, accepted));
+    std::thread::sleep(Duration::from_millis(100));
 }

@@ -1,8 +1,10 @@
 //! Flows: each once, with its owner and its bytes.
 
-use std::net::UdpSocket;
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::thread::sleep;
+use std::time::Duration;
 
-use super::harness::{Cgroup, Seen, attach, config, run};
+use super::harness::{Cgroup, Seen, Truth, attach, config, read_all, run, spawn};
 use crate::kernel::{FlowDirection, FlowPhase, FlowRecord, RingSizes, TcpResult, UdpFlow};
 
 #[test]
@@ -49,6 +51,72 @@ fn a_short_tcp_connection_has_its_owner_and_its_bytes() {
         .map(|flow| (i64::from(flow.common.tgid), flow.result, flow.established))
         .collect();
     assert_eq!(refused, [(pid, TcpResult::Refused, false)]);
+}
+
+/// SO_REUSEPORT: one address, listeners of two sandboxes.
+#[test]
+fn an_accepted_connection_is_of_the_sandbox_whose_socket_took_it() {
+    const CONNECTIONS: i64 = 60;
+    let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let mut seen: Vec<(u64, Seen)> = Vec::new();
+    let listens = |seen: &[(u64, Seen)], cgroup: &Cgroup| {
+        seen.iter().any(|(of, seen)| *of == cgroup.id && matches!(seen, Seen::Listen(_)))
+    };
+    let cgroups = [Cgroup::new(), Cgroup::new()];
+    let children = cgroups.each_ref().map(|cgroup| {
+        let child = spawn(Some(cgroup), "load::load", &format!("share {port}"));
+        // One after the other, so that it is known which one listened last.
+        for _ in 0..1_000 {
+            read_all(&mut source, &mut seen);
+            if listens(&seen, cgroup) {
+                return child;
+            }
+            sleep(Duration::from_millis(5));
+        }
+        panic!("it does not listen");
+    });
+    for _ in 0..CONNECTIONS {
+        drop(TcpStream::connect(("127.0.0.1", port)).unwrap());
+        read_all(&mut source, &mut seen);
+    }
+    let accepted = children.map(|mut child| {
+        assert!(child.wait().unwrap().success());
+        Truth::read(&mut child).one("accepted")[0]
+    });
+    read_all(&mut source, &mut seen);
+    let told = cgroups.each_ref().map(|cgroup| {
+        let inbound = |seen: &Seen| {
+            matches!(seen, Seen::Flow(flow) if flow.phase == FlowPhase::Closed
+                && flow.direction == FlowDirection::Inbound && flow.local.port() == port)
+        };
+        seen.iter().filter(|(of, seen)| *of == cgroup.id && inbound(seen)).count()
+    });
+    assert_eq!(accepted.iter().sum::<i64>(), CONNECTIONS);
+    assert!(accepted.iter().all(|n| *n > 0), "the kernel gives all to one: {accepted:?}");
+    assert_eq!(told.map(|n| i64::try_from(n).unwrap()), accepted);
+}
+
+/// What is not TCP has none of its figures; the subflow has them.
+#[test]
+fn a_connection_with_mptcp_is_told_as_its_subflow() {
+    let Some(mut source) = attach(&config(RingSizes::HOST, None)) else { return };
+    let (truth, seen) = run(&mut source, &Cgroup::new(), "mptcp");
+    let [line] = truth.all("mptcp")[..] else {
+        eprintln!("skipped: this kernel has no MPTCP");
+        return;
+    };
+    let ends = |seen: &&Seen| matches!(seen, Seen::Flow(flow) if flow.phase == FlowPhase::Closed);
+    let mut sides: Vec<_> = seen
+        .iter()
+        .filter(ends)
+        .filter_map(|seen| if let Seen::Flow(flow) = seen { Some(flow) } else { None })
+        .map(|flow| (flow.direction == FlowDirection::Inbound, i64::from(flow.peer.port()) == line[0]))
+        .collect();
+    sides.sort_unstable();
+    assert_eq!(sides, [(false, true), (true, false)], "{seen:?}");
+    let listens = seen.iter().filter(|seen| matches!(seen, Seen::Listen(_))).count();
+    assert_eq!(listens, 1);
 }
 
 #[test]
