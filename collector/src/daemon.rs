@@ -5,6 +5,7 @@ pub mod agent;
 pub(crate) mod duties;
 mod hearing;
 mod network;
+mod quota;
 mod recall;
 mod rings;
 mod start;
@@ -148,7 +149,7 @@ struct Daemon {
     /// The ledger of losses cannot be written.
     unkept: bool,
     unheard: Arc<AtomicU64>,
-    quota: agent::Quota,
+    quota: quota::Quotas,
     scope_log: agent::ScopeLog,
     rejected: u64,
     recovery: Recovery,

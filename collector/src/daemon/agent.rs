@@ -14,46 +14,20 @@ use activity_schema::submission::{
 use activity_schema::{Timestamp, event::Payload};
 use serde::{Deserialize, Serialize};
 
+use super::quota::Quotas;
 use crate::agent_socket::{AgentRequest, Answer, Peer};
 use crate::identity::TICK_NS;
 use crate::kernel::KernelSource;
 use crate::observe::Observer;
 use crate::recorder::{Draft, Ids, Recorder};
 use crate::sandbox::UNKNOWN;
-use crate::scope::{Caller, OpenRequest, Root, Scope, ScopeRefusal, ScopeTable, parse_scope, scope_text};
+use crate::scope::{
+    Caller, Life, OpenRequest, Root, Scope, ScopeRefusal, ScopeTable, parse_scope, scope_text,
+};
 use crate::spool::{Disk, Loss};
 
-/// Declared events a second, and how many may come at once.
-const EVENTS_PER_SECOND: u64 = 1_000;
-const EVENTS_BURST: u64 = 2_000;
 /// Longest chain of parents that is followed from a scope's root to its caller.
 const ANCESTORS_MAX: usize = 256;
-
-/// A token bucket over the boot clock.
-pub struct Quota {
-    tokens: u64,
-    at_ns: u64,
-}
-
-impl Quota {
-    pub fn new(now_ns: u64) -> Self {
-        Quota { tokens: EVENTS_BURST, at_ns: now_ns }
-    }
-
-    fn take(&mut self, n: u64, now_ns: u64) -> bool {
-        let earned = now_ns.saturating_sub(self.at_ns).saturating_mul(EVENTS_PER_SECOND) / 1_000_000_000;
-        if earned > 0 {
-            self.tokens = (self.tokens + earned).min(EVENTS_BURST);
-            // What a part of an event has waited already counts for the next.
-            self.at_ns += earned * 1_000_000_000 / EVENTS_PER_SECOND;
-        }
-        if self.tokens < n {
-            return false;
-        }
-        self.tokens -= n;
-        true
-    }
-}
 
 /// Scopes on disk: one line an opening or closing, read back by the collector that continues this boot.
 pub struct ScopeLog {
@@ -109,7 +83,7 @@ pub struct Parts<'a, D: Disk> {
     pub recorder: &'a mut Recorder<D>,
     pub observer: &'a mut Observer,
     pub kernel: Option<&'a KernelSource>,
-    pub quota: &'a mut Quota,
+    pub quota: &'a mut Quotas,
     pub log: &'a mut ScopeLog,
     pub boot_id: &'a str,
     /// Events refused since the last telling, by reason.
@@ -124,14 +98,7 @@ pub fn handle<D: Disk>(parts: &mut Parts<'_, D>, request: AgentRequest) {
         }
         AgentRequest::Scope { peer, request, reply } => {
             let answer = parts.foreign(&peer);
-            let answer = answer.unwrap_or_else(|| match parts.scope(&peer, request) {
-                Ok(answer) => Answer::Ok(answer),
-                Err(refusal) => {
-                    *parts.rejected += 1;
-                    Answer::Refused(refusal.to_string())
-                }
-            });
-            let _ = reply.send(answer);
+            let _ = reply.send(answer.unwrap_or_else(|| parts.scope_answer(&peer, request)));
         }
         AgentRequest::TurnedAway { peer } => parts.lose(parts.known_instance(&peer), 1),
         AgentRequest::Unseen => parts.lose(None, 1),
@@ -145,6 +112,16 @@ impl<D: Disk> Parts<'_, D> {
         let now = self.recorder.clock().wall;
         let loss = Loss::of(LossReason::RateLimit, "agent_socket", DECLARED, (now, now));
         self.recorder.lose(loss.counted(count, false).of_instance(instance));
+    }
+
+    /// Takes from the quota of the agent's sandbox; what there is none left for is told as lost.
+    fn has_quota(&mut self, peer: &Peer, count: u64) -> bool {
+        let instance = self.observer.sandboxes.owner_of(peer.pid);
+        let has = self.quota.take(&instance.instance_id, count, self.recorder.clock().boot_ns);
+        if !has {
+            self.lose(self.known_instance(peer), count);
+        }
+        has
     }
 
     fn known_instance(&self, peer: &Peer) -> Option<String> {
@@ -168,8 +145,7 @@ impl<D: Disk> Parts<'_, D> {
             return Answer::Refused("the caller is gone".to_owned());
         };
         let lines: Vec<&[u8]> = body.split(|b| *b == b'\n').filter(|l| !l.is_empty()).collect();
-        if !self.quota.take(lines.len() as u64, self.recorder.clock().boot_ns) {
-            self.lose(self.known_instance(peer), lines.len() as u64);
+        if !self.has_quota(peer, lines.len() as u64) {
             return Answer::Later { retry_after_s: 1 };
         }
         let mut answer = EventsAnswer::default();
@@ -203,6 +179,20 @@ impl<D: Disk> Parts<'_, D> {
             && !self.observer.scopes.may_speak_for(session, &caller.process_id)
         {
             return Err("correlation.session_id belongs to another process".to_owned());
+        }
+        let ids = [
+            ("agent_id", &c.agent_id),
+            ("session_id", &c.session_id),
+            ("mission_id", &c.mission_id),
+            ("task_id", &c.task_id),
+            ("tool_call_id", &c.tool_call_id),
+            ("command_id", &c.command_id),
+            ("trace_id", &c.trace_id),
+            ("span_id", &c.span_id),
+        ];
+        let secret = |id: &str| crate::redact::is_secret(id);
+        if let Some((key, _)) = ids.iter().find(|(_, id)| id.as_deref().is_some_and(secret)) {
+            return Err(format!("correlation.{key} looks like a secret"));
         }
         if let Some((key, _)) =
             event.payload.iter().find(|(_, v)| v.as_str().is_some_and(crate::redact::is_secret))
@@ -242,6 +232,19 @@ impl<D: Disk> Parts<'_, D> {
         self.recorder.record(draft).map_err(|refusal| refusal.to_string())
     }
 
+    fn scope_answer(&mut self, peer: &Peer, request: ScopeRequest) -> Answer<Option<ScopeAnswer>> {
+        if !self.has_quota(peer, 1) {
+            return Answer::Later { retry_after_s: 1 };
+        }
+        match self.scope(peer, request) {
+            Ok(answer) => Answer::Ok(answer),
+            Err(refusal) => {
+                *self.rejected += 1;
+                Answer::Refused(refusal.to_string())
+            }
+        }
+    }
+
     fn scope(&mut self, peer: &Peer, request: ScopeRequest) -> Result<Option<ScopeAnswer>, ScopeRefusal> {
         let caller = self.caller(peer).ok_or(ScopeRefusal::Gone)?;
         let at = self.recorder.clock().wall;
@@ -269,12 +272,13 @@ impl<D: Disk> Parts<'_, D> {
                 let start_ns = start_of(pid).ok_or(ScopeRefusal::Gone)?;
                 let root = Root {
                     process_id: self.observer.ids.of(pid, start_ns),
+                    life: Life { pid, start_ns },
                     scope: self.scope_of(pid),
                     is_callers: descends_from(pid, peer.pid),
                 };
                 let number = self.recorder.random().max(1);
                 let request = OpenRequest { kind, session_id, agent_id, tool_call_id, command_id, parent };
-                let scope = self.observer.scopes.open(number, &caller, &root, request)?;
+                let scope = self.observer.scopes.open(number, &caller, &root, request, &lives)?;
                 if let Err(refusal) = self.bind(pid, start_ns, number) {
                     self.observer.scopes.withdraw(number);
                     return Err(refusal);
@@ -318,8 +322,13 @@ impl<D: Disk> Parts<'_, D> {
 
     /// `None` when it is gone: what procfs says of its pid may then be another's.
     fn caller(&self, peer: &Peer) -> Option<Caller> {
-        let process_id = self.observer.ids.of(peer.pid, start_of(peer.pid)?);
-        let caller = Caller { process_id, scope: self.scope_of(peer.pid) };
+        let start_ns = start_of(peer.pid)?;
+        let caller = Caller {
+            process_id: self.observer.ids.of(peer.pid, start_ns),
+            life: Life { pid: peer.pid, start_ns },
+            instance: self.observer.sandboxes.owner_of(peer.pid).instance_id.clone(),
+            scope: self.scope_of(peer.pid),
+        };
         peer.is_there().then_some(caller)
     }
 
@@ -338,6 +347,10 @@ impl ScopeTable {
         let mut openers = self.session_openers(session_id).peekable();
         openers.peek().is_none() || openers.any(|opener| opener == process_id)
     }
+}
+
+fn lives(life: Life) -> bool {
+    life.pid != 0 && start_of(life.pid) == Some(life.start_ns)
 }
 
 /// Start of a process since boot, to the tick.
@@ -386,26 +399,6 @@ mod tests {
     use std::process::{Command, Stdio};
 
     use super::*;
-
-    const SECOND_NS: u64 = 1_000_000_000;
-
-    #[test]
-    fn an_agent_may_declare_2000_events_at_once_and_1000_a_second() {
-        let full = || Quota::new(7 * SECOND_NS);
-        assert!(full().take(2_000, 7 * SECOND_NS) && !full().take(2_001, 7 * SECOND_NS));
-        let mut quota = full();
-        assert!(!quota.take(2_001, 100 * SECOND_NS), "more than 2,000 are never saved up");
-        let mut now_ns = 100 * SECOND_NS;
-        assert!(quota.take(2_000, now_ns));
-        // Two events in less than two milliseconds, one in more: 1,000 a second all the same.
-        for _ in 0..3_000 {
-            assert!(quota.take(1, now_ns + 1_000_000) && !quota.take(1, now_ns + 1_000_000));
-            assert!(quota.take(2, now_ns + 3_000_000) && !quota.take(1, now_ns + 3_999_999));
-            now_ns += 3_000_000;
-        }
-        assert!(quota.take(1, now_ns + 1_500_000));
-        assert!(quota.take(1, now_ns + 2_400_000), "the half that was left over counts");
-    }
 
     #[test]
     fn a_scope_reaches_256_generations_down() {

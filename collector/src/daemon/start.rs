@@ -125,7 +125,7 @@ impl Daemon {
             absent: Vec::new(),
             unkept: false,
             unheard: Arc::default(),
-            quota: agent::Quota::new(clock.boot_ns),
+            quota: Default::default(),
             scope_log,
             rejected: 0,
             recovery,

@@ -67,14 +67,13 @@ fn an_accepted_connection_is_of_the_sandbox_whose_socket_took_it() {
     let children = cgroups.each_ref().map(|cgroup| {
         let child = spawn(Some(cgroup), "load::load", &format!("share {port}"));
         // One after the other, so that it is known which one listened last.
-        for _ in 0..1_000 {
-            read_all(&mut source, &mut seen);
-            if listens(&seen, cgroup) {
-                return child;
-            }
+        let found = (0..1_000).any(|_| {
             sleep(Duration::from_millis(5));
-        }
-        panic!("it does not listen");
+            read_all(&mut source, &mut seen);
+            listens(&seen, cgroup)
+        });
+        assert!(found, "it does not listen");
+        child
     });
     for _ in 0..CONNECTIONS {
         drop(TcpStream::connect(("127.0.0.1", port)).unwrap());
