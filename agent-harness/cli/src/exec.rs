@@ -14,7 +14,7 @@ use iteron_protocol::{
 };
 use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
-use iteron_tools::{Ownership, ShellConfig, ShellTool};
+use iteron_tools::{FileTools, Ownership, ShellConfig, ShellTool, Toolbox};
 use tokio::sync::mpsc;
 
 use crate::arguments::ExecArguments;
@@ -75,6 +75,7 @@ struct Prepared {
     session: SessionId,
     prompt: String,
     cwd: PathBuf,
+    files: FileTools,
     provider: Provider,
 }
 
@@ -99,8 +100,9 @@ fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
     if !cwd.is_dir() {
         bail!("{} is no directory", cwd.display());
     }
+    let files = FileTools::open(&cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
     let session = arguments.session.clone().unwrap_or_else(SessionId::fresh);
-    Ok(Prepared { arguments, session, prompt, cwd, provider })
+    Ok(Prepared { arguments, session, prompt, cwd, files, provider })
 }
 
 fn read_prompt(argument: &str) -> anyhow::Result<String> {
@@ -121,7 +123,7 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
 }
 
 async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<Outcome> {
-    let Prepared { arguments, session, prompt, cwd, provider } = prepared;
+    let Prepared { arguments, session, prompt, cwd, files, provider } = prepared;
     let signals = Signals::listen().context("cannot listen for signals")?;
     let record = open_record(&arguments, &session)?;
     let lifecycle = connect(&arguments, &session).await;
@@ -139,7 +141,7 @@ async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<O
     };
     let parts = SessionParts {
         provider,
-        shell: ShellTool::new(shell),
+        tools: Toolbox { shell: ShellTool::new(shell), files },
         record,
         lifecycle,
         clock: || jiff::Timestamp::now().as_millisecond(),

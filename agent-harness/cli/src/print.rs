@@ -67,7 +67,9 @@ impl Printer {
                 Ok(())
             }
             OutputEvent::ToolInvoked { tool_name, input, .. } => {
-                note(&format!("{tool_name}: {}", input["command"].as_str().unwrap_or_default()));
+                let what =
+                    ["command", "path", "pattern", "action"].iter().find_map(|key| input[key].as_str());
+                note(&format!("{tool_name}: {}", what.unwrap_or_default()));
                 Ok(())
             }
             OutputEvent::ToolEnded { status, exit_code, reason, output, .. } => {

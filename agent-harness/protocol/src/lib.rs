@@ -15,6 +15,7 @@ mod ledger;
 mod outcome;
 mod output;
 mod submission;
+mod tool;
 
 pub use acknowledgement::{Acknowledgement, RejectionReason, RequeueReason, SubmissionState};
 pub use control::ControlOp;
@@ -23,3 +24,4 @@ pub use ledger::{ENDED_MAX, Ledger, TransitionError};
 pub use outcome::{FailureReason, Outcome, ProviderErrorClass, Usage};
 pub use output::{Join, OutputEvent, Reaped, TelemetryCounts, Termination, ToolStatus};
 pub use submission::{EnvelopeError, Operation, PROMPT_BYTES_MAX, PROTOCOL_VERSION, SubmissionEnvelope};
+pub use tool::ToolClass;

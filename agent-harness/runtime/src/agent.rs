@@ -10,7 +10,7 @@ use iteron_lifecycle::{Event, EventOutcome, ToolPayload};
 use iteron_protocol::{AgentId, OutputEvent, SessionId, ToolStatus, Usage};
 use iteron_provider::Provider;
 use iteron_record::Entry;
-use iteron_tools::{JobRequest, Jobs, ShellTool};
+use iteron_tools::{Jobs, Toolbox};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -33,9 +33,10 @@ pub struct SessionConfig {
 pub(crate) struct Agent {
     pub config: SessionConfig,
     pub provider: Provider,
-    pub shell: ShellTool,
+    pub tools: Toolbox,
     pub jobs: Arc<Jobs>,
-    pub tools: Vec<ToolSpec>,
+    /// The tools as the model sees them.
+    pub offered: Vec<ToolSpec>,
     pub evidence: Evidence,
     /// Calls under way. They outlive a run that was abandoned, until their processes are gone and
     /// their ends recorded.
@@ -49,31 +50,25 @@ impl Agent {
     pub(crate) fn new(
         config: SessionConfig,
         provider: Provider,
-        shell: ShellTool,
+        tools: Toolbox,
         jobs: Arc<Jobs>,
         evidence: Evidence,
         conversation: Conversation,
     ) -> Self {
-        let tools = vec![
-            ToolSpec {
-                name: ShellTool::NAME.to_owned(),
-                description: shell.description(),
-                input_schema: shell.input_schema(),
-            },
-            ToolSpec {
-                name: JobRequest::NAME.to_owned(),
-                description: JobRequest::DESCRIPTION.to_owned(),
-                input_schema: JobRequest::input_schema(),
-            },
-        ];
+        let offered = tools.descriptions().into_iter().map(|tool| ToolSpec {
+            name: tool.name.to_owned(),
+            description: tool.description,
+            input_schema: tool.input_schema,
+        });
+        let offered = offered.collect();
         let calls = TaskTracker::new();
         calls.close();
         Self {
             config,
             provider,
-            shell,
-            jobs,
             tools,
+            jobs,
+            offered,
             evidence,
             calls,
             turns: AtomicU32::new(0),
@@ -108,6 +103,7 @@ impl Agent {
     ) -> ToolResult {
         let payload = ToolPayload {
             tool_name: call.tool_name.clone(),
+            tool_class: call.class(),
             input_bytes: Some(call.input_bytes),
             ..ToolPayload::default()
         };
@@ -115,7 +111,7 @@ impl Agent {
             Closing::Denied(denial) => {
                 let reason = denial.as_str();
                 let payload = ToolPayload { decision: Some("denied"), ..payload };
-                let told = call.plan.as_ref().err().map(|objection| objection.message.clone());
+                let told = call.request.as_ref().err().map(|objection| objection.message.clone());
                 let message = told.unwrap_or_else(|| format!("denied: {reason}"));
                 let event = Event::ToolDenied(call.id, payload, EventOutcome::Denied { reason });
                 (ToolStatus::Denied, reason, message, event)

@@ -6,8 +6,7 @@ use iteron_context::ToolResult;
 use iteron_kernel::run::{Call, Denial};
 use iteron_protocol::{Join, Reaped, Termination, ToolCallId};
 use iteron_provider::ToolInput;
-use iteron_tools::{JobError, JobRequest, RunEnd, ShellCommand, ShellTool, ToolRun};
-use serde::Deserialize;
+use iteron_tools::{FileToolError, JobError, Request, RequestError, RunEnd, ToolRun, Toolbox};
 use serde_json::{Value, json};
 
 /// What the model asked for, and what of it can be run.
@@ -18,14 +17,7 @@ pub(crate) struct PendingCall {
     pub tool_name: String,
     pub input: Value,
     pub input_bytes: u64,
-    pub plan: Result<Plan, Objection>,
-}
-
-/// What is carried out for a call.
-#[derive(Debug)]
-pub(crate) enum Plan {
-    Command(ShellCommand),
-    Job(JobRequest),
+    pub request: Result<Request, Objection>,
 }
 
 /// Why a call cannot be run, and what the model is told.
@@ -36,7 +28,7 @@ pub(crate) struct Objection {
 }
 
 impl PendingCall {
-    pub(crate) fn new(shell: &ShellTool, provider_id: String, tool_name: String, input: ToolInput) -> Self {
+    pub(crate) fn new(tools: &Toolbox, provider_id: String, tool_name: String, input: ToolInput) -> Self {
         let (input, input_bytes, valid) = match input {
             ToolInput::Valid(value) => {
                 let bytes = value.to_string().len();
@@ -44,29 +36,29 @@ impl PendingCall {
             }
             ToolInput::Invalid(bytes) => (json!({}), bytes, false),
         };
-        let invalid = |message| Objection { denial: Denial::InvalidInput, message };
-        let plan = match tool_name.as_str() {
-            ShellTool::NAME | JobRequest::NAME if !valid => {
-                Err(invalid("the input is not a JSON object".to_owned()))
+        let request = match tools.parse(&tool_name, &input) {
+            Err(error @ RequestError::UnknownTool(_)) => {
+                Err(Objection { denial: Denial::UnknownTool, message: error.to_string() })
             }
-            ShellTool::NAME => {
-                shell.parse(&input).map(Plan::Command).map_err(|error| invalid(error.to_string()))
+            _ if !valid => {
+                let message = "the input is not a JSON object".to_owned();
+                Err(Objection { denial: Denial::InvalidInput, message })
             }
-            JobRequest::NAME => {
-                JobRequest::deserialize(&input).map(Plan::Job).map_err(|error| invalid(error.to_string()))
-            }
-            _ => {
-                let (shell, job) = (ShellTool::NAME, JobRequest::NAME);
-                let message = format!("there is no tool of this name; use {shell} or {job}");
-                Err(Objection { denial: Denial::UnknownTool, message })
+            parsed => {
+                parsed.map_err(|error| Objection { denial: Denial::InvalidInput, message: error.to_string() })
             }
         };
         let input_bytes = u64::try_from(input_bytes).unwrap_or(u64::MAX);
-        Self { id: ToolCallId::fresh(), provider_id, tool_name, input, input_bytes, plan }
+        Self { id: ToolCallId::fresh(), provider_id, tool_name, input, input_bytes, request }
+    }
+
+    /// The class of the call's tool, as far as it is known.
+    pub(crate) fn class(&self) -> Option<&'static str> {
+        Some(self.request.as_ref().ok()?.class()?.as_str())
     }
 
     pub(crate) fn for_kernel(&self) -> Call {
-        Call { id: self.id, objection: self.plan.as_ref().err().map(|objection| objection.denial) }
+        Call { id: self.id, objection: self.request.as_ref().err().map(|objection| objection.denial) }
     }
 
     pub(crate) fn result(&self, content: String, is_error: bool) -> ToolResult {
@@ -123,13 +115,34 @@ impl Done {
         join: Option<Join>,
         duration: Duration,
     ) -> Self {
-        let (kind, reason, output) = match answer {
+        let done = match answer {
             Some(Ok(text)) => (DoneKind::Completed, "job", text),
             Some(Err(error)) => (DoneKind::Failed, "job", error.to_string()),
             None => (DoneKind::Cancelled, "interrupted", "[interrupted]".to_owned()),
         };
+        Self { join, ..Self::without_process(done, duration) }
+    }
+
+    /// A call that worked on files.
+    pub(crate) fn file(answer: Result<String, FileToolError>, duration: Duration) -> Self {
+        let done = match answer {
+            Ok(text) => (DoneKind::Completed, "done", text),
+            Err(error @ FileToolError::Stopped) => {
+                (DoneKind::Cancelled, error.word(), "[interrupted]".to_owned())
+            }
+            Err(error) => (DoneKind::Failed, error.word(), error.told()),
+        };
+        Self::without_process(done, duration)
+    }
+
+    /// A call that noted a plan.
+    pub(crate) fn plan(told: String, duration: Duration) -> Self {
+        Self::without_process((DoneKind::Completed, "done", told), duration)
+    }
+
+    fn without_process((kind, reason, output): (DoneKind, &'static str, String), duration: Duration) -> Self {
         let output_bytes = u64::try_from(output.len()).unwrap_or(u64::MAX);
-        let (exit_code, termination, reaped) = (None, None, Vec::new());
+        let (exit_code, join, termination, reaped) = (None, None, None, Vec::new());
         Self { kind, exit_code, reason, output, output_bytes, duration, join, termination, reaped }
     }
 }

@@ -66,9 +66,9 @@ impl RunTask {
 
     /// Dropping the question cancels it: no attempt begins afterwards.
     async fn ask(&self, turn_id: TurnId) -> Asked {
-        let Agent { config, provider, tools, .. } = &*self.agent;
+        let Agent { config, provider, offered, .. } = &*self.agent;
         let request =
-            MessagesRequest::new(&config.model, config.max_tokens, tools, &self.agent.conversation());
+            MessagesRequest::new(&config.model, config.max_tokens, offered, &self.agent.conversation());
         let (told, mut steps) = mpsc::unbounded_channel();
         let observe = move |progress: Progress<'_>| {
             // The receiver lives as long as the question.
@@ -129,7 +129,7 @@ impl RunTask {
         }
         let calls: Vec<PendingCall> = calls
             .into_iter()
-            .map(|(id, name, input)| PendingCall::new(&agent.shell, id, name, input))
+            .map(|(id, name, input)| PendingCall::new(&agent.tools, id, name, input))
             .collect();
         let for_kernel = calls.iter().map(PendingCall::for_kernel).collect();
         let Some(Request { turn_id, attempt }) = ({

@@ -11,7 +11,7 @@ use iteron_protocol::{
 };
 use iteron_provider::Provider;
 use iteron_record::Entry;
-use iteron_tools::{Jobs, ShellTool};
+use iteron_tools::{Jobs, Toolbox};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -40,7 +40,7 @@ const ACKNOWLEDGEMENTS: usize = 4096;
 /// What a session works with.
 pub struct SessionParts {
     pub provider: Provider,
-    pub shell: ShellTool,
+    pub tools: Toolbox,
     pub record: Option<SessionRecord>,
     pub lifecycle: Option<Lifecycle>,
     pub clock: WallClock,
@@ -100,7 +100,7 @@ impl Session {
         let (data_in, data) = mpsc::channel(DATA_LANE);
         let (output_in, output) = mpsc::channel(OUTPUT_EVENTS);
         let (acknowledge, acknowledgements) = mpsc::channel(ACKNOWLEDGEMENTS);
-        let SessionParts { provider, shell, record, lifecycle, clock } = parts;
+        let SessionParts { provider, tools, record, lifecycle, clock } = parts;
         let system = system_prompt(&config.cwd);
         let mut conversation = Conversation::new(&system);
         let mut ledger = Ledger::default();
@@ -121,7 +121,7 @@ impl Session {
             evidence.record(entry);
         }
         let (jobs, notes) = Jobs::new();
-        let agent = Arc::new(Agent::new(config, provider, shell, jobs, evidence, conversation));
+        let agent = Arc::new(Agent::new(config, provider, tools, jobs, evidence, conversation));
         let actor = SessionActor::new(Arc::clone(&agent), ledger, acknowledge);
         let ended = tokio::spawn(async move {
             start(&agent).await;

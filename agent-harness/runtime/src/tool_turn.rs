@@ -8,12 +8,12 @@ use iteron_kernel::run::{Event as KernelEvent, StopCause};
 use iteron_lifecycle::{Event, EventOutcome, ScopeHandle, ScopeKind, ToolPayload};
 use iteron_protocol::{Join, OutputEvent, Termination, ToolCallId, ToolStatus};
 use iteron_record::Entry;
-use iteron_tools::{ScopeGate, StopLevel};
+use iteron_tools::{Request, ScopeGate, StopLevel};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::Agent;
-use crate::call::{Done, DoneKind, PendingCall, Plan};
+use crate::call::{Done, DoneKind, PendingCall};
 use crate::evidence::{Evidence, millis};
 use crate::run::{RunTask, lock};
 
@@ -22,8 +22,6 @@ use crate::run::{RunTask, lock};
 /// says about the join is true when it is sent.
 const CLAIM_WAIT: Duration = Duration::from_millis(15);
 const INVOKED_WAIT: Duration = Duration::from_millis(3);
-
-const TOOL_CLASS: &str = "shell";
 
 impl RunTask {
     pub(crate) async fn tool_turn(&mut self, id: ToolCallId) {
@@ -82,17 +80,17 @@ impl Agent {
         levels: watch::Receiver<StopLevel>,
         cancel: CancellationToken,
     ) -> ToolResult {
-        let Ok(plan) = &call.plan else { unreachable!("the kernel closes calls with an objection") };
+        let Ok(request) = &call.request else { unreachable!("the kernel closes calls with an objection") };
         let mut gate =
             Gate { evidence: &self.evidence, call: &call, scope: None, announced: false, unshown: None };
-        let done = self.execute(plan, &mut gate, levels, &cancel).await;
+        let done = self.execute(request, &mut gate, levels, &cancel).await;
         gate.leave(&cancel).await;
         self.conclude(&call, done, &cancel).await
     }
 
     async fn execute(
         &self,
-        plan: &Plan,
+        request: &Request,
         gate: &mut Gate<'_>,
         levels: watch::Receiver<StopLevel>,
         cancel: &CancellationToken,
@@ -102,14 +100,16 @@ impl Agent {
             ("ITERON_SESSION_ID", self.config.session_id.to_string()),
             ("ITERON_TOOL_CALL_ID", gate.call.id.to_string()),
         ];
-        match plan {
-            Plan::Command(command) if command.background => {
-                let started = self.jobs.start(&self.shell, command, &variables, gate).await;
+        match request {
+            Request::Command(command) if command.background => {
+                let started = self.jobs.start(&self.tools.shell, command, &variables, gate).await;
                 let join = started.as_ref().ok().map(|(_, join)| *join);
                 Done::job(Some(started.map(|(job, _)| format!("job {job} runs"))), join, begun.elapsed())
             }
-            Plan::Command(command) => Done::command(self.shell.run(command, &variables, gate, levels).await),
-            Plan::Job(request) => {
+            Request::Command(command) => {
+                Done::command(self.tools.shell.run(command, &variables, gate, levels).await)
+            }
+            Request::Job(request) => {
                 gate.announce(None);
                 let answer = tokio::select! {
                     biased;
@@ -117,6 +117,15 @@ impl Agent {
                     () = cancel.cancelled() => None,
                 };
                 Done::job(answer, None, begun.elapsed())
+            }
+            Request::File(request) => {
+                gate.announce(None);
+                let done = self.tools.files.carry_out(request, cancel.cancelled()).await;
+                Done::file(done, begun.elapsed())
+            }
+            Request::Plan(request) => {
+                gate.announce(None);
+                Done::plan(request.told(), begun.elapsed())
             }
         }
     }
@@ -246,7 +255,7 @@ impl Gate<'_> {
 fn payload(call: &PendingCall) -> ToolPayload {
     ToolPayload {
         tool_name: call.tool_name.clone(),
-        tool_class: Some(TOOL_CLASS),
+        tool_class: call.class(),
         input_bytes: Some(call.input_bytes),
         ..ToolPayload::default()
     }

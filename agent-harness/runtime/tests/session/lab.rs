@@ -12,7 +12,7 @@ use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
 use iteron_record::verify;
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
 use iteron_testkit::scripted_model::{Script, ScriptedModel};
-use iteron_tools::{Ownership, ShellConfig, ShellTool};
+use iteron_tools::{FileTools, Ownership, ShellConfig, ShellTool, Toolbox};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -54,7 +54,10 @@ impl Lab {
         let record = SessionRecord::open(dir.path(), &config.session_id).unwrap();
         let parts = SessionParts {
             provider: Provider::new(provider).unwrap(),
-            shell: ShellTool::new(ShellConfig::new(dir.path().to_owned(), ownership)),
+            tools: Toolbox {
+                shell: ShellTool::new(ShellConfig::new(dir.path().to_owned(), ownership)),
+                files: FileTools::open(dir.path()).unwrap(),
+            },
             record: Some(record),
             lifecycle: None,
             clock: || 0,

@@ -5,6 +5,7 @@
 
 mod campaign;
 mod control;
+mod files;
 mod hangs;
 mod jobs;
 mod lab;
