@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use iteron_protocol::{AgentId, SessionId, TokenId};
 
+use crate::policy::PolicyArguments;
+
 /// A coding agent that leaves evidence of what it does.
 #[derive(Debug, Parser)]
 #[command(name = "iteron", version, max_term_width = 100)]
@@ -18,7 +20,7 @@ pub struct Arguments {
 pub enum Command {
     /// Give the agent one task, and wait until it is done
     #[command(after_help = EXEC_HELP)]
-    Exec(ExecArguments),
+    Exec(Box<ExecArguments>),
     /// Look at session records
     #[command(subcommand)]
     Record(RecordCommand),
@@ -55,6 +57,14 @@ Environment:
                        [default: https://api.anthropic.com]
   ITERON_LOG           log filter for stderr [default: warn]
 
+Permissions:
+  Calls of the classes read, write, execute and network are allowed, asked about, or denied. Nobody can
+  be asked here: what must be asked about is denied, or allowed with --on-ask allow. A rule that
+  commands could get around is refused; deny execute as well. The file of --policy has the same rules:
+      [permissions]
+      write = \"deny\"
+      execute = \"deny\"
+
 Exit status:
   0    the agent ended its task
   1    the task failed: turn limit, token limit, refusal, or a broken session record
@@ -68,6 +78,7 @@ killed iteron leaves nothing either. The last line of --json is always session.e
 
 Examples:
   iteron exec 'make the failing test in ./parser pass'
+  iteron exec --deny write,execute 'explain how ./parser works'
   iteron exec --json --record ./sessions --max-turns 20 - < task.md
   iteron exec --collector-socket /run/activity/agent.sock --session attempt-7 'run the checks'";
 
@@ -125,6 +136,9 @@ pub struct ExecArguments {
     /// nothing is done again
     #[arg(long, requires = "record", requires = "session")]
     pub resume: bool,
+
+    #[command(flatten)]
+    pub policy: PolicyArguments,
 
     /// Work in this directory
     #[arg(long, value_name = "DIR")]

@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use iteron_lifecycle::{Correlation, Lifecycle, LifecycleConfig};
 use iteron_protocol::{
-    Acknowledgement, ClientSubmissionId, ControlOp, Operation, Outcome, PROMPT_BYTES_MAX, SessionId,
-    SubmissionEnvelope, SubmissionState,
+    Acknowledgement, ClientSubmissionId, ControlOp, Operation, Outcome, PROMPT_BYTES_MAX, Permissions,
+    SessionId, SubmissionEnvelope, SubmissionState,
 };
 use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
@@ -18,6 +18,7 @@ use iteron_tools::{FileTools, Ownership, ShellConfig, ShellTool, Toolbox};
 use tokio::sync::mpsc;
 
 use crate::arguments::ExecArguments;
+use crate::policy;
 use crate::print::{Printer, note};
 use crate::signals::Signals;
 
@@ -76,11 +77,13 @@ struct Prepared {
     prompt: String,
     cwd: PathBuf,
     files: FileTools,
+    permissions: Permissions,
     provider: Provider,
 }
 
 /// Everything that can be wrong before anything is asked.
 fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
+    let permissions = policy::permissions(&arguments.policy)?;
     let prompt = read_prompt(&arguments.prompt)?;
     let key = match std::env::var(KEY_VARIABLE) {
         Ok(key) if !key.is_empty() => key,
@@ -102,7 +105,7 @@ fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
     }
     let files = FileTools::open(&cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
     let session = arguments.session.clone().unwrap_or_else(SessionId::fresh);
-    Ok(Prepared { arguments, session, prompt, cwd, files, provider })
+    Ok(Prepared { arguments, session, prompt, cwd, files, permissions, provider })
 }
 
 fn read_prompt(argument: &str) -> anyhow::Result<String> {
@@ -123,7 +126,7 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
 }
 
 async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<Outcome> {
-    let Prepared { arguments, session, prompt, cwd, files, provider } = prepared;
+    let Prepared { arguments, session, prompt, cwd, files, permissions, provider } = prepared;
     let signals = Signals::listen().context("cannot listen for signals")?;
     let record = open_record(&arguments, &session)?;
     let lifecycle = connect(&arguments, &session).await;
@@ -137,6 +140,7 @@ async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<O
         max_tokens: arguments.max_tokens,
         turns_max: arguments.max_turns,
         cwd,
+        permissions,
         resume: arguments.resume,
     };
     let parts = SessionParts {

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod exec;
+mod policy;
 mod print;
 mod record;
 mod signals;
@@ -18,7 +19,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     start_log();
     match arguments.command {
-        Command::Exec(arguments) => exec::run(arguments),
+        Command::Exec(arguments) => exec::run(*arguments),
         Command::Record(RecordCommand::Verify { file, head }) => record::verify(&file, head.as_deref()),
     }
 }

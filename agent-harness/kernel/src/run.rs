@@ -58,6 +58,10 @@ pub enum Denial {
     /// The answer was cut, so its input may be too.
     Truncated,
     TurnLimit,
+    /// The session's rules deny its class.
+    Policy,
+    /// Its class must be asked about, and nobody can be.
+    NobodyToAsk,
 }
 
 impl Denial {
@@ -68,6 +72,19 @@ impl Denial {
             Self::InvalidInput => "invalid_input",
             Self::Truncated => "truncated",
             Self::TurnLimit => "turn_limit",
+            Self::Policy => "policy",
+            Self::NobodyToAsk => "nobody_to_ask",
+        }
+    }
+}
+
+impl Denial {
+    /// The `decision` of events.
+    #[must_use]
+    pub const fn decision(self) -> &'static str {
+        match self {
+            Self::NobodyToAsk => "ask",
+            _ => "deny",
         }
     }
 }

@@ -14,6 +14,7 @@ mod ids;
 mod ledger;
 mod outcome;
 mod output;
+mod permission;
 mod submission;
 mod tool;
 
@@ -23,5 +24,6 @@ pub use ids::{AgentId, ClientSubmissionId, IdError, JobId, ScopeId, SessionId, T
 pub use ledger::{ENDED_MAX, Ledger, TransitionError};
 pub use outcome::{FailureReason, Outcome, ProviderErrorClass, Usage};
 pub use output::{Join, OutputEvent, Reaped, TelemetryCounts, Termination, ToolStatus};
+pub use permission::{Decision, OnAsk, Permissions, Rule};
 pub use submission::{EnvelopeError, Operation, PROMPT_BYTES_MAX, PROTOCOL_VERSION, SubmissionEnvelope};
 pub use tool::ToolClass;

@@ -1,8 +1,8 @@
 //! What an entry can say, and the line it becomes.
 
 use iteron_protocol::{
-    AgentId, ClientSubmissionId, ControlOp, JobId, Join, Outcome, ProviderErrorClass, Reaped, SessionId,
-    SubmissionState, Termination, ToolCallId, ToolStatus, TurnId, Usage,
+    AgentId, ClientSubmissionId, ControlOp, Decision, JobId, Join, Outcome, Permissions, ProviderErrorClass,
+    Reaped, Rule, SessionId, SubmissionState, Termination, ToolCallId, ToolClass, ToolStatus, TurnId, Usage,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -17,6 +17,9 @@ pub enum Entry {
         agent_id: AgentId,
         model: String,
         client_version: String,
+        /// The rules for tool calls. Absent in records of before there were any.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        permissions: Option<Permissions>,
         /// The conversation of the runs before goes on; otherwise it begins anew.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         resumed: bool,
@@ -76,6 +79,15 @@ pub enum Entry {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         partial: String,
     },
+    /// What the rules say of a call that the model made. Written before it runs, or is denied.
+    ToolDecided {
+        tool_call_id: ToolCallId,
+        provider_call_id: String,
+        tool_name: String,
+        tool_class: ToolClass,
+        rule: Rule,
+        decision: Decision,
+    },
     /// Written before the tool's process executes: an intent without an end is an unknown effect.
     ToolIntended {
         tool_call_id: ToolCallId,
@@ -133,6 +145,7 @@ impl Entry {
             | Self::Returned { .. }
             | Self::Controlled { .. }
             | Self::ModelRequested { .. }
+            | Self::ToolDecided { .. }
             | Self::ToolIntended { .. } => false,
         }
     }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use iteron_context::{Conversation, ToolResult, ToolSpec};
 use iteron_kernel::run::Closing;
 use iteron_lifecycle::{Event, EventOutcome, ToolPayload};
-use iteron_protocol::{AgentId, OutputEvent, SessionId, ToolStatus, Usage};
+use iteron_protocol::{AgentId, OutputEvent, Permissions, Rule, SessionId, ToolStatus, Usage};
 use iteron_provider::Provider;
 use iteron_record::Entry;
-use iteron_tools::{Jobs, Toolbox};
+use iteron_tools::{Jobs, ToolDescription, Toolbox};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -26,6 +26,7 @@ pub struct SessionConfig {
     /// Most model requests of a run.
     pub turns_max: u32,
     pub cwd: PathBuf,
+    pub permissions: Permissions,
     /// Go on with the conversation that the record holds.
     pub resume: bool,
 }
@@ -55,7 +56,12 @@ impl Agent {
         evidence: Evidence,
         conversation: Conversation,
     ) -> Self {
-        let offered = tools.descriptions().into_iter().map(|tool| ToolSpec {
+        // What is always denied is not offered either.
+        let permissions = config.permissions;
+        let is_denied = move |tool: &ToolDescription| {
+            tool.class.is_some_and(|class| permissions.rule(class) == Rule::Deny)
+        };
+        let offered = tools.descriptions().into_iter().filter(|tool| !is_denied(tool)).map(|tool| ToolSpec {
             name: tool.name.to_owned(),
             description: tool.description,
             input_schema: tool.input_schema,
@@ -110,7 +116,7 @@ impl Agent {
         let (status, reason, message, event) = match closing {
             Closing::Denied(denial) => {
                 let reason = denial.as_str();
-                let payload = ToolPayload { decision: Some("denied"), ..payload };
+                let payload = ToolPayload { decision: Some(denial.decision()), ..payload };
                 let told = call.request.as_ref().err().map(|objection| objection.message.clone());
                 let message = told.unwrap_or_else(|| format!("denied: {reason}"));
                 let event = Event::ToolDenied(call.id, payload, EventOutcome::Denied { reason });

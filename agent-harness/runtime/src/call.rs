@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use iteron_context::ToolResult;
 use iteron_kernel::run::{Call, Denial};
-use iteron_protocol::{Join, Reaped, Termination, ToolCallId};
+use iteron_protocol::{Decision, Join, Permissions, Reaped, Termination, ToolCallId, ToolClass};
 use iteron_provider::ToolInput;
+use iteron_record::Entry;
 use iteron_tools::{FileToolError, JobError, Request, RequestError, RunEnd, ToolRun, Toolbox};
 use serde_json::{Value, json};
 
@@ -18,6 +19,8 @@ pub(crate) struct PendingCall {
     pub input: Value,
     pub input_bytes: u64,
     pub request: Result<Request, Objection>,
+    /// Once it was decided on; nothing for a call without effect.
+    class: Option<ToolClass>,
 }
 
 /// Why a call cannot be run, and what the model is told.
@@ -49,12 +52,37 @@ impl PendingCall {
             }
         };
         let input_bytes = u64::try_from(input_bytes).unwrap_or(u64::MAX);
-        Self { id: ToolCallId::fresh(), provider_id, tool_name, input, input_bytes, request }
+        Self { id: ToolCallId::fresh(), provider_id, tool_name, input, input_bytes, request, class: None }
     }
 
-    /// The class of the call's tool, as far as it is known.
+    /// Lets the session's rules decide on the call, and gives what to record of that; nothing when the
+    /// call has no effect, or cannot run anyway.
+    pub(crate) fn decide(&mut self, permissions: &Permissions) -> Option<Entry> {
+        let tool_class = self.request.as_ref().ok()?.class()?;
+        let decision = permissions.decide(tool_class);
+        self.class = Some(tool_class);
+        let denied = match decision {
+            Decision::Allowed | Decision::Presumed => None,
+            Decision::Denied => Some((Denial::Policy, "this session's rules deny it")),
+            Decision::NobodyToAsk => Some((Denial::NobodyToAsk, "it must be asked about, and nobody can be")),
+        };
+        if let Some((denial, why)) = denied {
+            let message = format!("denied, being of class {}: {why}", tool_class.as_str());
+            self.request = Err(Objection { denial, message });
+        }
+        Some(Entry::ToolDecided {
+            tool_call_id: self.id,
+            provider_call_id: self.provider_id.clone(),
+            tool_name: self.tool_name.clone(),
+            tool_class,
+            rule: permissions.rule(tool_class),
+            decision,
+        })
+    }
+
+    /// The class of the call's tool, once it was decided on.
     pub(crate) fn class(&self) -> Option<&'static str> {
-        Some(self.request.as_ref().ok()?.class()?.as_str())
+        self.class.map(ToolClass::as_str)
     }
 
     pub(crate) fn for_kernel(&self) -> Call {

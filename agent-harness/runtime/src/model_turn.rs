@@ -127,10 +127,12 @@ impl RunTask {
         if let Err(error) = pushed {
             return self.failed(ProviderErrorClass::Protocol, &error.to_string()).await;
         }
-        let calls: Vec<PendingCall> = calls
+        let mut calls: Vec<PendingCall> = calls
             .into_iter()
             .map(|(id, name, input)| PendingCall::new(&agent.tools, id, name, input))
             .collect();
+        let decided: Vec<Entry> =
+            calls.iter_mut().filter_map(|call| call.decide(&agent.config.permissions)).collect();
         let for_kernel = calls.iter().map(PendingCall::for_kernel).collect();
         let Some(Request { turn_id, attempt }) = ({
             let mut open = lock(&self.open);
@@ -142,6 +144,9 @@ impl RunTask {
         };
         let entry = Entry::ModelCompleted { turn_id, stop_reason: stop_reason.clone(), content, usage };
         agent.evidence.record_end(entry).await;
+        for decision in decided {
+            agent.evidence.record(decision);
+        }
         let duration_ms = millis(attempt.begun.elapsed());
         agent.evidence.tell(&Event::ModelCompleted(ModelPayload {
             input_tokens: Some(usage.input_tokens),

@@ -118,6 +118,7 @@ impl Past {
             Entry::SessionStarted { resumed: true, .. }
             | Entry::Recovered { .. }
             | Entry::JobEnded { .. }
+            | Entry::ToolDecided { .. }
             | Entry::SessionEnded { .. } => {}
         }
         Ok(())

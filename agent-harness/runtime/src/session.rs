@@ -147,6 +147,7 @@ async fn start(agent: &Agent) {
         agent_id: config.agent_id.clone(),
         model: config.model.clone(),
         client_version: CLIENT_VERSION.to_owned(),
+        permissions: Some(config.permissions),
         resumed: config.resume,
     });
     evidence.tell(&Event::SessionStarted(session_payload(None)));
@@ -156,6 +157,7 @@ async fn start(agent: &Agent) {
         agent_id: config.agent_id.clone(),
         model: config.model.clone(),
         client_version: CLIENT_VERSION.to_owned(),
+        permissions: config.permissions,
         join,
     });
 }

@@ -119,7 +119,7 @@ impl Agent {
                 Done::job(answer, None, begun.elapsed())
             }
             Request::File(request) => {
-                gate.announce(None);
+                gate.announce_and_wait().await;
                 let done = self.tools.files.carry_out(request, cancel.cancelled()).await;
                 Done::file(done, begun.elapsed())
             }
@@ -231,13 +231,19 @@ impl Gate<'_> {
         }
     }
 
+    /// For what takes effect in this process: the collector has it, or had its time, before that.
+    async fn announce_and_wait(&mut self) {
+        self.evidence.tell_and_wait(&self.announcement(None), INVOKED_WAIT).await;
+        self.announced(None);
+    }
+
     fn announce(&mut self, join: Option<Join>) {
         self.evidence.tell(&self.announcement(join));
         self.announced(join);
     }
 
     fn announcement(&self, join: Option<Join>) -> Event {
-        let payload = ToolPayload { decision: Some("allowed"), join, ..payload(self.call) };
+        let payload = ToolPayload { decision: Some("allow"), join, ..payload(self.call) };
         Event::ToolInvoked(self.call.id, payload)
     }
 

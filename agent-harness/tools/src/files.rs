@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use iteron_protocol::ToolClass;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -97,15 +98,17 @@ impl FileToolError {
     }
 }
 
-/// A file tool as the model sees it: name, description, and JSON Schema of its input.
-pub(crate) fn specs() -> [(&'static str, &'static str, Value); 6] {
+/// The file tools as the model sees them: name, class, description, and JSON Schema of the input.
+pub(crate) fn specs() -> [(&'static str, ToolClass, &'static str, Value); 6] {
+    use ToolClass::{Read, Write};
+
     [
-        ("read", read::DESCRIPTION, read::input_schema()),
-        ("write", write::DESCRIPTION, write::input_schema()),
-        ("edit", edit::DESCRIPTION, edit::input_schema()),
-        ("patch", patch::DESCRIPTION, patch::input_schema()),
-        ("list", list::DESCRIPTION, list::input_schema()),
-        ("search", search::DESCRIPTION, search::input_schema()),
+        ("read", Read, read::DESCRIPTION, read::input_schema()),
+        ("write", Write, write::DESCRIPTION, write::input_schema()),
+        ("edit", Write, edit::DESCRIPTION, edit::input_schema()),
+        ("patch", Write, patch::DESCRIPTION, patch::input_schema()),
+        ("list", Read, list::DESCRIPTION, list::input_schema()),
+        ("search", Read, search::DESCRIPTION, search::input_schema()),
     ]
 }
 
@@ -123,10 +126,12 @@ impl FileRequest {
         })
     }
 
-    /// Whether it changes files.
     #[must_use]
-    pub const fn writes(&self) -> bool {
-        matches!(self, Self::Write(_) | Self::Edit(_) | Self::Patch(_))
+    pub const fn class(&self) -> ToolClass {
+        match self {
+            Self::Write(_) | Self::Edit(_) | Self::Patch(_) => ToolClass::Write,
+            Self::Read(_) | Self::List(_) | Self::Search(_) => ToolClass::Read,
+        }
     }
 }
 
@@ -176,7 +181,11 @@ fn carry_out(workspace: &Workspace, request: &FileRequest, halt: &Halt) -> Resul
         FileRequest::List(request) => list::list(workspace, request, halt)?,
         FileRequest::Search(request) => search::search(workspace, request, halt)?,
     };
-    if halt.is_stopped() && !request.writes() { Err(FileToolError::Stopped) } else { Ok(done) }
+    if halt.is_stopped() && request.class() == ToolClass::Read {
+        Err(FileToolError::Stopped)
+    } else {
+        Ok(done)
+    }
 }
 
 #[cfg(test)]

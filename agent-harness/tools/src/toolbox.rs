@@ -16,6 +16,8 @@ pub struct ToolDescription {
     pub description: String,
     /// JSON Schema of the input, an object.
     pub input_schema: Value,
+    /// As that of its calls; nothing when they have no effect.
+    pub class: Option<ToolClass>,
 }
 
 /// What a call asks for, checked.
@@ -54,22 +56,26 @@ impl Toolbox {
                 name: ShellTool::NAME,
                 description: self.shell.description(),
                 input_schema: self.shell.input_schema(),
+                class: Some(ToolClass::Execute),
             },
             ToolDescription {
                 name: JobRequest::NAME,
                 description: JobRequest::DESCRIPTION.to_owned(),
                 input_schema: JobRequest::input_schema(),
+                class: Some(ToolClass::Execute),
             },
         ];
-        all.extend(files::specs().map(|(name, description, input_schema)| ToolDescription {
+        all.extend(files::specs().map(|(name, class, description, input_schema)| ToolDescription {
             name,
             description: description.to_owned(),
             input_schema,
+            class: Some(class),
         }));
         all.push(ToolDescription {
             name: PlanRequest::NAME,
             description: PlanRequest::DESCRIPTION.to_owned(),
             input_schema: PlanRequest::input_schema(),
+            class: None,
         });
         all
     }
@@ -103,8 +109,7 @@ impl Request {
     pub const fn class(&self) -> Option<ToolClass> {
         match self {
             Self::Command(_) | Self::Job(_) => Some(ToolClass::Execute),
-            Self::File(request) if request.writes() => Some(ToolClass::Write),
-            Self::File(_) => Some(ToolClass::Read),
+            Self::File(request) => Some(request.class()),
             Self::Plan(_) => None,
         }
     }

@@ -168,3 +168,49 @@ async fn every_attempt_and_every_denial_is_told_once() {
     assert_eq!(events[7]["payload"]["error_class"], "overloaded");
     assert_eq!(events[8]["payload"]["reason"], "provider_failed");
 }
+
+/// A call that the rules deny is told once, as denied, and nothing of it as invoked.
+#[tokio::test]
+async fn a_denial_by_the_rules_is_told_with_its_class_and_decision() {
+    let script = json!([
+        {"tool_use": [
+            {"name": "shell", "input": {"command": "touch ran"}},
+            {"name": "write", "input": {"path": "ran", "content": "x"}},
+            {"name": "list", "input": {}},
+        ]},
+        {"text": "Done."},
+    ]);
+    let lab = Lab::observed(&script.to_string(), Behaviour::default()).await;
+    let run = lab.run(&["--deny", "execute", "--ask", "write", "do it"]).await;
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    assert!(!lab.path("ran").exists());
+    assert_eq!(lab.collector().faults(), Vec::<String>::new());
+    let of_tools: Vec<_> = lab
+        .collector()
+        .events()
+        .into_iter()
+        .filter(|event| event["event_name"].as_str().unwrap().starts_with("agent.tool."))
+        .map(|event| {
+            let name = event["event_name"].as_str().unwrap().to_owned();
+            (
+                name,
+                event["payload"]["tool_class"].clone(),
+                event["payload"]["decision"].clone(),
+                event["outcome"].clone(),
+            )
+        })
+        .collect();
+    let denied = |reason: &str| json!({"status": "denied", "reason": reason});
+    assert_eq!(
+        of_tools[..2],
+        [
+            ("agent.tool.denied".to_owned(), json!("execute"), json!("deny"), denied("policy")),
+            ("agent.tool.denied".to_owned(), json!("write"), json!("ask"), denied("nobody_to_ask")),
+        ]
+    );
+    assert_eq!(
+        (of_tools[2].0.as_str(), &of_tools[2].1, &of_tools[2].2),
+        ("agent.tool.invoked", &json!("read"), &json!("allow"))
+    );
+    assert_eq!((of_tools.len(), of_tools[3].0.as_str()), (4, "agent.tool.completed"));
+}

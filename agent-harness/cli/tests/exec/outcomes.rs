@@ -98,6 +98,8 @@ async fn exit_codes_are_the_documented_ones() {
         (json!([{"text": "ok"}]).to_string(), &["--session", "../x", "x"], 2),
         (json!([{"text": "ok"}]).to_string(), &["--cwd", "/nonexistent", "x"], 2),
         (json!([{"text": "ok"}]).to_string(), &["--no-such-option", "x"], 2),
+        (json!([{"text": "ok"}]).to_string(), &["--deny", "write", "x"], 2),
+        (json!([{"text": "ok"}]).to_string(), &["--policy", "/nonexistent", "x"], 2),
     ] {
         let lab = Lab::new(&script).await;
         let run = lab.run(arguments).await;
@@ -152,6 +154,7 @@ async fn the_record_has_intent_before_end_and_goes_on_in_the_next_run() {
         "admitted",
         "model_requested",
         "model_completed",
+        "tool_decided",
         "tool_intended",
         "tool_ended",
         "model_requested",
@@ -161,7 +164,7 @@ async fn the_record_has_intent_before_end_and_goes_on_in_the_next_run() {
     ];
     assert_eq!(kinds(&all), expected);
     let tool = run.lines().into_iter().find(|line| line["type"] == "tool.ended").unwrap();
-    assert_eq!(kinds(tool["output"].as_str().unwrap()), expected[..6], "the intent was not there first");
+    assert_eq!(kinds(tool["output"].as_str().unwrap()), expected[..7], "the intent was not there first");
 
     let lab_again = Lab::new(r#"[{"text": "ok"}]"#).await;
     let dir = lab.path("records");
@@ -171,7 +174,7 @@ async fn the_record_has_intent_before_end_and_goes_on_in_the_next_run() {
     assert_eq!(run.code, Some(0), "{}", run.stderr);
     assert!(run.stderr.contains("torn"), "{}", run.stderr);
     let text = std::fs::read_to_string(dir.join("s.jsonl")).unwrap();
-    assert_eq!(kinds(&text)[11..13], ["recovered", "session_started"]);
+    assert_eq!(kinds(&text)[12..14], ["recovered", "session_started"]);
 
     std::fs::write(dir.join("s.jsonl"), text.replacen("echo", "ehco", 1).replacen("do it", "do not", 1))
         .unwrap();

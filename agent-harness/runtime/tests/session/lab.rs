@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use iteron_protocol::{
-    ClientSubmissionId, ControlOp, Operation, Outcome, OutputEvent, SubmissionEnvelope, SubmissionState,
+    ClientSubmissionId, ControlOp, Operation, Outcome, OutputEvent, Permissions, SubmissionEnvelope,
+    SubmissionState,
 };
 use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
 use iteron_record::verify;
@@ -35,6 +36,10 @@ pub struct Lab {
 
 impl Lab {
     pub async fn new(script: &Value) -> Self {
+        Self::with(script, Permissions::default()).await
+    }
+
+    pub async fn with(script: &Value, permissions: Permissions) -> Self {
         let listen = "127.0.0.1:0".parse().unwrap();
         let script = Script::from_json(&script.to_string()).unwrap();
         let model = ScriptedModel::start(script, listen).await.unwrap();
@@ -46,6 +51,7 @@ impl Lab {
             max_tokens: 100,
             turns_max: 1000,
             cwd: dir.path().to_owned(),
+            permissions,
             resume: false,
         };
         let key = ApiKey::new("sk-test").unwrap();

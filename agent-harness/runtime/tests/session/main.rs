@@ -9,3 +9,4 @@ mod files;
 mod hangs;
 mod jobs;
 mod lab;
+mod permissions;

@@ -83,7 +83,7 @@ impl Lab {
 /// The schema that the model is given admits what the tool takes, and nothing besides.
 #[test]
 fn every_tool_takes_the_keys_of_its_schema_and_no_other() {
-    for (name, _, schema) in specs() {
+    for (name, class, _, schema) in specs() {
         let sample = |key: &str| match schema["properties"][key]["type"].as_str().unwrap() {
             "string" => json!("x"),
             "integer" => json!(1),
@@ -92,7 +92,8 @@ fn every_tool_takes_the_keys_of_its_schema_and_no_other() {
         };
         let keys: Vec<&String> = schema["properties"].as_object().unwrap().keys().collect();
         let all: Value = keys.iter().map(|key| ((*key).clone(), sample(key))).collect();
-        assert!(FileRequest::parse(name, &all).unwrap().is_ok(), "{name} does not take {all}");
+        let request = FileRequest::parse(name, &all).unwrap();
+        assert_eq!(request.expect("the tool does not take its schema").class(), class, "{name}");
         let required: Vec<&str> =
             schema["required"].as_array().into_iter().flatten().map(|key| key.as_str().unwrap()).collect();
         for key in &keys {
