@@ -64,6 +64,9 @@ Permissions:
       [permissions]
       write = \"deny\"
       execute = \"deny\"
+  With --sandbox workspace, commands run behind walls that enforce the rules on writing and on the
+  network: Landlock, a filter of system calls, namespaces. What this machine lacks of them is said and
+  recorded; where the needed ones cannot be had, nothing runs.
 
 Exit status:
   0    the agent ended its task
@@ -78,6 +81,7 @@ killed iteron leaves nothing either. The last line of --json is always session.e
 
 Examples:
   iteron exec 'make the failing test in ./parser pass'
+  iteron exec --sandbox workspace --writable ~/.cargo 'fix the warnings'
   iteron exec --deny write,execute 'explain how ./parser works'
   iteron exec --json --record ./sessions --max-turns 20 - < task.md
   iteron exec --collector-socket /run/activity/agent.sock --session attempt-7 'run the checks'";

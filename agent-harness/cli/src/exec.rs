@@ -1,7 +1,7 @@
 //! `iteron exec`: puts a session together and runs it.
 
 use std::io::Read as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use iteron_lifecycle::{Correlation, Lifecycle, LifecycleConfig};
 use iteron_protocol::{
-    Acknowledgement, ClientSubmissionId, ControlOp, Operation, Outcome, PROMPT_BYTES_MAX, Permissions,
-    SessionId, SubmissionEnvelope, SubmissionState,
+    Acknowledgement, ClientSubmissionId, ControlOp, Operation, Outcome, PROMPT_BYTES_MAX, Rule, SessionId,
+    SubmissionEnvelope, SubmissionState, ToolClass,
 };
 use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
-use iteron_tools::{FileTools, Ownership, ShellConfig, ShellTool, Toolbox};
+use iteron_tools::{FileTools, Ownership, Sandbox, SandboxConfig, ShellConfig, ShellTool, Toolbox};
 use tokio::sync::mpsc;
 
 use crate::arguments::ExecArguments;
-use crate::policy;
+use crate::policy::{self, Mode, Policy};
 use crate::print::{Printer, note};
 use crate::signals::Signals;
 
@@ -77,13 +77,14 @@ struct Prepared {
     prompt: String,
     cwd: PathBuf,
     files: FileTools,
-    permissions: Permissions,
+    policy: Policy,
+    sandbox: Option<Arc<Sandbox>>,
     provider: Provider,
 }
 
 /// Everything that can be wrong before anything is asked.
 fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
-    let permissions = policy::permissions(&arguments.policy)?;
+    let policy = policy::policy(&arguments.policy)?;
     let prompt = read_prompt(&arguments.prompt)?;
     let key = match std::env::var(KEY_VARIABLE) {
         Ok(key) if !key.is_empty() => key,
@@ -104,8 +105,26 @@ fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
         bail!("{} is no directory", cwd.display());
     }
     let files = FileTools::open(&cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
+    let sandbox = prepare_sandbox(&policy, &cwd)?;
     let session = arguments.session.clone().unwrap_or_else(SessionId::fresh);
-    Ok(Prepared { arguments, session, prompt, cwd, files, permissions, provider })
+    Ok(Prepared { arguments, session, prompt, cwd, files, policy, sandbox, provider })
+}
+
+/// The walls around commands, where they are asked for. A machine that cannot have them runs nothing.
+fn prepare_sandbox(policy: &Policy, cwd: &Path) -> anyhow::Result<Option<Arc<Sandbox>>> {
+    if policy.sandbox == Mode::Off {
+        return Ok(None);
+    }
+    let sandbox = Sandbox::prepare(&SandboxConfig {
+        workspace: cwd.to_owned(),
+        write_workspace: policy.permissions.decide(ToolClass::Write).allows(),
+        writable: policy.writable.clone(),
+    });
+    let sandbox = sandbox.context("the sandbox is unsupported here")?;
+    for (wall, why) in sandbox.state().unsupported() {
+        note(&format!("the sandbox lacks {}: {why}", wall.as_str()));
+    }
+    Ok(Some(Arc::new(sandbox)))
 }
 
 fn read_prompt(argument: &str) -> anyhow::Result<String> {
@@ -126,13 +145,15 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
 }
 
 async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<Outcome> {
-    let Prepared { arguments, session, prompt, cwd, files, permissions, provider } = prepared;
+    let Prepared { arguments, session, prompt, cwd, files, policy, sandbox, provider } = prepared;
     let signals = Signals::listen().context("cannot listen for signals")?;
     let record = open_record(&arguments, &session)?;
     let lifecycle = connect(&arguments, &session).await;
 
     let mut shell = ShellConfig::new(cwd.clone(), Arc::clone(&ownership));
     shell.hidden_variables = vec![KEY_VARIABLE.to_owned()];
+    shell.offers_network = policy.permissions.network != Rule::Deny;
+    shell.sandbox = sandbox;
     let config = SessionConfig {
         session_id: session,
         agent_id: arguments.agent,
@@ -140,7 +161,7 @@ async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<O
         max_tokens: arguments.max_tokens,
         turns_max: arguments.max_turns,
         cwd,
-        permissions,
+        permissions: policy.permissions,
         resume: arguments.resume,
     };
     let parts = SessionParts {

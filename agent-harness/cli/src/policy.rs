@@ -1,4 +1,4 @@
-//! The permissions of a session: defaults, then a file, then flags.
+//! The rules of a session, and the walls that enforce them: defaults, then a file, then flags.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,19 @@ use serde::Deserialize;
 const FILE_BYTES_MAX: u64 = 64 * 1024;
 
 /// Keys of the file, for whoever misspells one.
-const KEYS: &[&str] = &["permissions"];
-const PERMISSION_KEYS: &[&str] = &["read", "write", "execute", "network", "on_ask"];
+const KEYS: &[(&str, &[&str])] = &[
+    ("permissions", &["read", "write", "execute", "network", "on_ask"]),
+    ("sandbox", &["mode", "writable"]),
+];
+
+/// What holds for a session.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Policy {
+    pub permissions: Permissions,
+    pub sandbox: Mode,
+    /// What commands in a sandbox may write to besides the workspace.
+    pub writable: Vec<PathBuf>,
+}
 
 #[derive(Debug, Args)]
 pub struct PolicyArguments {
@@ -34,6 +45,23 @@ pub struct PolicyArguments {
     /// What asking means, since nobody can be asked here
     #[arg(long, value_name = "ANSWER")]
     pub on_ask: Option<Answer>,
+
+    /// Keep commands from changing what is outside of the workspace, and from the network [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub sandbox: Option<Mode>,
+
+    /// Let commands in the sandbox write to this as well
+    #[arg(long, value_name = "PATH")]
+    pub writable: Vec<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Commands may do what iteron's process may
+    Off,
+    /// Commands may write to the workspace and to $TMPDIR, and have no network unless it is allowed
+    Workspace,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,15 +115,25 @@ pub enum PolicyError {
     Twice(&'static str),
     #[error(
         "commands could {what} although {class} is not allowed: nothing keeps them from it here; \
-         deny execute as well"
+         deny execute as well{more}"
     )]
-    NotEnforced { class: &'static str, what: &'static str },
+    NotEnforced { class: &'static str, what: &'static str, more: &'static str },
+    #[error("what is writable is said, but there is no sandbox; add --sandbox workspace")]
+    NoSandbox,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct File {
     permissions: Given,
+    sandbox: GivenSandbox,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct GivenSandbox {
+    mode: Option<Mode>,
+    writable: Vec<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -109,11 +147,19 @@ struct Given {
 }
 
 /// The rules that hold, or why they cannot.
-pub fn permissions(arguments: &PolicyArguments) -> Result<Permissions, PolicyError> {
-    let mut rules = Permissions::default();
-    if let Some(path) = &arguments.policy {
-        read(path)?.permissions.apply(&mut rules);
+pub fn policy(arguments: &PolicyArguments) -> Result<Policy, PolicyError> {
+    let File { permissions, sandbox: GivenSandbox { mode, mut writable } } =
+        arguments.policy.as_deref().map(read).transpose()?.unwrap_or_default();
+    writable.extend(arguments.writable.iter().cloned());
+    let sandbox = arguments.sandbox.or(mode).unwrap_or(Mode::Off);
+    if sandbox == Mode::Off && !writable.is_empty() {
+        return Err(PolicyError::NoSandbox);
     }
+    let mut rules = Permissions::default();
+    if sandbox == Mode::Workspace {
+        rules.network = Rule::Deny;
+    }
+    permissions.apply(&mut rules);
     let mut given: Vec<ToolClass> = Vec::new();
     for (rule, classes) in
         [(Rule::Allow, &arguments.allow), (Rule::Ask, &arguments.ask), (Rule::Deny, &arguments.deny)]
@@ -132,22 +178,25 @@ pub fn permissions(arguments: &PolicyArguments) -> Result<Permissions, PolicyErr
             Answer::Deny => OnAsk::Deny,
         };
     }
-    check(&rules)?;
-    Ok(rules)
+    check(&rules, sandbox)?;
+    Ok(Policy { permissions: rules, sandbox, writable })
 }
 
-/// A rule that nothing enforces is none: a command does what its process may.
-fn check(rules: &Permissions) -> Result<(), PolicyError> {
+/// A rule that nothing enforces is none: without walls, a command does what its process may. No wall keeps
+/// it from reading.
+fn check(rules: &Permissions, sandbox: Mode) -> Result<(), PolicyError> {
     if !rules.decide(ToolClass::Execute).allows() {
         return Ok(());
     }
-    for (class, what) in [
-        (ToolClass::Read, "read files"),
-        (ToolClass::Write, "change files"),
-        (ToolClass::Network, "talk to other machines"),
+    for (class, what, has_wall) in [
+        (ToolClass::Read, "read files", false),
+        (ToolClass::Write, "change files", true),
+        (ToolClass::Network, "talk to other machines", true),
     ] {
-        if !rules.decide(class).allows() {
-            return Err(PolicyError::NotEnforced { class: class.as_str(), what });
+        let enforced = has_wall && sandbox == Mode::Workspace;
+        if !enforced && !rules.decide(class).allows() {
+            let more = if has_wall { ", or add --sandbox workspace" } else { "" };
+            return Err(PolicyError::NotEnforced { class: class.as_str(), what, more });
         }
     }
     Ok(())
@@ -166,26 +215,26 @@ fn read(path: &Path) -> Result<File, PolicyError> {
     let invalid =
         |error: toml::de::Error| PolicyError::Toml { path: path.to_owned(), source: Box::new(error) };
     let table: toml::Table = toml::from_str(&text).map_err(invalid)?;
-    let unknown = |key: &str, keys| PolicyError::UnknownKey {
-        path: path.to_owned(),
-        key: key.to_owned(),
-        nearest: nearest(key, keys),
-    };
     for (key, value) in &table {
-        if !KEYS.contains(&key.as_str()) {
-            return Err(unknown(key, KEYS));
-        }
-        for key in value.as_table().into_iter().flat_map(toml::Table::keys) {
-            if !PERMISSION_KEYS.contains(&key.as_str()) {
-                return Err(unknown(key, PERMISSION_KEYS));
-            }
+        let sections: Vec<&'static str> = KEYS.iter().map(|(section, _)| *section).collect();
+        let keys = KEYS.iter().find(|(section, _)| section == key);
+        let Some((_, keys)) = keys else { return Err(unknown(path, key, &sections)) };
+        let mut given = value.as_table().into_iter().flat_map(toml::Table::keys);
+        if let Some(key) = given.find(|key| !keys.contains(&key.as_str())) {
+            return Err(unknown(path, key, keys));
         }
     }
     toml::from_str(&text).map_err(invalid)
 }
 
-fn nearest(key: &str, keys: &[&'static str]) -> &'static str {
-    keys.iter().min_by_key(|known| strsim::damerau_levenshtein(known, key)).copied().unwrap_or_default()
+/// Names the known key that is spelled most alike.
+fn unknown(path: &Path, key: &str, keys: &[&'static str]) -> PolicyError {
+    let nearest = keys.iter().min_by_key(|known| strsim::damerau_levenshtein(known, key));
+    PolicyError::UnknownKey {
+        path: path.to_owned(),
+        key: key.to_owned(),
+        nearest: nearest.copied().unwrap_or_default(),
+    }
 }
 
 impl Given {

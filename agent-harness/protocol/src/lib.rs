@@ -15,6 +15,7 @@ mod ledger;
 mod outcome;
 mod output;
 mod permission;
+mod sandbox;
 mod submission;
 mod tool;
 
@@ -25,5 +26,6 @@ pub use ledger::{ENDED_MAX, Ledger, TransitionError};
 pub use outcome::{FailureReason, Outcome, ProviderErrorClass, Usage};
 pub use output::{Join, OutputEvent, Reaped, TelemetryCounts, Termination, ToolStatus};
 pub use permission::{Decision, OnAsk, Permissions, Rule};
+pub use sandbox::{SandboxPart, SandboxState, Wall};
 pub use submission::{EnvelopeError, Operation, PROMPT_BYTES_MAX, PROTOCOL_VERSION, SubmissionEnvelope};
 pub use tool::ToolClass;

@@ -4,7 +4,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentId, Outcome, Permissions, ProviderErrorClass, SessionId, ToolCallId, TurnId, Usage};
+use crate::{
+    AgentId, Outcome, Permissions, ProviderErrorClass, SandboxState, SessionId, ToolCallId, TurnId, Usage,
+};
 
 /// How a tool call's process tree is joined to the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,6 +87,7 @@ pub enum OutputEvent {
         model: String,
         client_version: String,
         permissions: Permissions,
+        sandbox: SandboxState,
         /// How the session's own process is joined; absent when effects are unobserved.
         #[serde(skip_serializing_if = "Option::is_none")]
         join: Option<Join>,

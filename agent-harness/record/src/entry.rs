@@ -2,7 +2,8 @@
 
 use iteron_protocol::{
     AgentId, ClientSubmissionId, ControlOp, Decision, JobId, Join, Outcome, Permissions, ProviderErrorClass,
-    Reaped, Rule, SessionId, SubmissionState, Termination, ToolCallId, ToolClass, ToolStatus, TurnId, Usage,
+    Reaped, Rule, SandboxState, SessionId, SubmissionState, Termination, ToolCallId, ToolClass, ToolStatus,
+    TurnId, Usage,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -20,6 +21,9 @@ pub enum Entry {
         /// The rules for tool calls. Absent in records of before there were any.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         permissions: Option<Permissions>,
+        /// What of the sandbox is enforced. Absent in records of before there was one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        sandbox: Option<SandboxState>,
         /// The conversation of the runs before goes on; otherwise it begins anew.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         resumed: bool,

@@ -148,6 +148,7 @@ async fn start(agent: &Agent) {
         model: config.model.clone(),
         client_version: CLIENT_VERSION.to_owned(),
         permissions: Some(config.permissions),
+        sandbox: Some(agent.tools.shell.sandbox()),
         resumed: config.resume,
     });
     evidence.tell(&Event::SessionStarted(session_payload(None)));
@@ -158,6 +159,7 @@ async fn start(agent: &Agent) {
         model: config.model.clone(),
         client_version: CLIENT_VERSION.to_owned(),
         permissions: config.permissions,
+        sandbox: agent.tools.shell.sandbox(),
         join,
     });
 }

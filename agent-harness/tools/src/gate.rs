@@ -9,7 +9,7 @@
 //! then pid and JOINED/NOT  ──────▶      ScopeGate::before_exec(pid)
 //! polls, at most GATE_WAIT ◀──────      one byte: released
 //! READY or LATE            ──────▶      what the join may claim
-//! exec
+//! walls, exec
 //! ```
 //! A child that was not released in time goes on by itself and says so; nothing can hold it.
 
@@ -25,6 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 
 use crate::reaper::Awaited;
+use crate::sandbox::Confinement;
 
 /// Longest time that a child waits to be released.
 pub const GATE_WAIT: Duration = Duration::from_millis(20);
@@ -68,12 +69,13 @@ pub(crate) struct Spawned {
 pub(crate) async fn spawn_gated(
     mut command: Command,
     door: Option<File>,
+    confinement: Option<Confinement>,
     gate: &mut impl ScopeGate,
 ) -> Result<Spawned, SpawnError> {
     let (ours, theirs) = UnixStream::pair().map_err(SpawnError::Gate)?;
     ours.set_nonblocking(true).map_err(SpawnError::Gate)?;
     let mut ours = tokio::net::UnixStream::from_std(ours).map_err(SpawnError::Gate)?;
-    hold_before_exec(&mut command, theirs, door);
+    hold_before_exec(&mut command, theirs, door, confinement);
     let spawning = tokio::task::spawn_blocking(move || {
         let child = Awaited::spawn(&mut command);
         // Closes our copy of the child's end, so that a child that never spoke reads as its end.
@@ -104,11 +106,20 @@ async fn announced(stream: &mut tokio::net::UnixStream) -> io::Result<(u32, bool
 }
 
 #[allow(unsafe_code, reason = "pre_exec is the only place between fork and exec")]
-fn hold_before_exec(command: &mut Command, stream: UnixStream, door: Option<File>) {
-    let hold = move || wait_for_release(&stream, door.as_ref());
+fn hold_before_exec(
+    command: &mut Command,
+    stream: UnixStream,
+    door: Option<File>,
+    confinement: Option<Confinement>,
+) {
+    let hold = move || {
+        wait_for_release(&stream, door.as_ref())?;
+        confinement.as_ref().map_or(Ok(()), Confinement::enter)
+    };
     // SAFETY: `wait_for_release` runs in a forked child of a process with threads, where only
     // async-signal-safe work is allowed (signal-safety(7)). It calls setsid, getpid, write, read,
-    // poll and clock_gettime, takes no lock, and allocates nothing: its errors are bare errnos.
+    // poll and clock_gettime, takes no lock, and allocates nothing: its errors are bare errnos. So it is
+    // with `enter`.
     unsafe {
         command.pre_exec(hold);
     }

@@ -20,6 +20,7 @@ use crate::output::BoundedOutput;
 use crate::ownership::Ownership;
 use crate::processes::{MARK, Root, Tree};
 use crate::reaper::Awaited;
+use crate::sandbox::Confinement;
 
 /// Between TERM and KILL.
 const TERM_GRACE: Duration = Duration::from_millis(50);
@@ -48,6 +49,9 @@ pub(crate) struct Launch<'a> {
     pub cwd: &'a Path,
     pub variables: &'a [(&'a str, String)],
     pub hidden_variables: &'a [String],
+    /// Where the command may put what it needs for a moment.
+    pub temporary: Option<&'a Path>,
+    pub confinement: Option<Confinement>,
     pub stdin: Stdio,
     pub output: BoundedOutput,
 }
@@ -77,7 +81,17 @@ impl Running {
         ownership: &Ownership,
         gate: &mut impl ScopeGate,
     ) -> Result<Self, SpawnError> {
-        let Launch { shell, command, cwd, variables, hidden_variables, stdin, output } = launch;
+        let Launch {
+            shell,
+            command,
+            cwd,
+            variables,
+            hidden_variables,
+            temporary,
+            confinement,
+            stdin,
+            output,
+        } = launch;
         let (reader, writer) = io::pipe().map_err(SpawnError::Gate)?;
         let reader = pipe::Receiver::from_owned_fd(reader.into()).map_err(SpawnError::Gate)?;
         let prepared = ownership.prepare();
@@ -92,11 +106,14 @@ impl Running {
             .envs(variables.iter().map(|(name, value)| (*name, value.as_str())))
             .env(MARK, &prepared.mark)
             .kill_on_drop(true);
+        if let Some(temporary) = temporary {
+            process.env("TMPDIR", temporary);
+        }
         for name in hidden_variables {
             process.env_remove(name);
         }
         let door = prepared.cgroup.as_ref().and_then(|cgroup| cgroup.door().ok());
-        let Spawned { child, join, in_cgroup } = spawn_gated(process, door, gate).await?;
+        let Spawned { child, join, in_cgroup } = spawn_gated(process, door, confinement, gate).await?;
         let root = Root::now(child.pid());
         let tree = root.map(|root| ownership.adopt(root, prepared, in_cgroup));
         let output = Arc::new(Mutex::new(output));

@@ -11,7 +11,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use iteron_protocol::{Join, Reaped, Termination};
+use iteron_protocol::{Join, Reaped, SandboxState, Termination};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -21,6 +21,7 @@ use crate::gate::{ScopeGate, SpawnError};
 use crate::output::BoundedOutput;
 use crate::ownership::Ownership;
 use crate::running::{Ended, Launch, Running, StopLevel, raised};
+use crate::sandbox::Sandbox;
 
 /// Longest command line, in bytes: a single argument is limited to 128 KiB (execve(2)).
 const COMMAND_BYTES_MAX: usize = 127 * 1024;
@@ -35,6 +36,10 @@ pub struct ShellConfig {
     /// Variables that commands do not see: the model's key, first of all.
     pub hidden_variables: Vec<String>,
     pub ownership: Arc<Ownership>,
+    /// Walls around every command.
+    pub sandbox: Option<Arc<Sandbox>>,
+    /// Whether a command behind walls may ask for the network.
+    pub offers_network: bool,
 }
 
 impl ShellConfig {
@@ -48,6 +53,8 @@ impl ShellConfig {
             output_tail_bytes: 16 * 1024,
             hidden_variables: Vec::new(),
             ownership,
+            sandbox: None,
+            offers_network: false,
         }
     }
 }
@@ -62,6 +69,9 @@ pub struct ShellCommand {
     /// Run it as a job that outlives the call.
     #[serde(default)]
     pub background: bool,
+    /// Run it with the network, where walls keep it from that.
+    #[serde(default)]
+    pub network: bool,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -129,12 +139,27 @@ impl ShellTool {
              job, which the job tool reads, writes to and stops, and which ends with the session.",
             self.shell,
             timeout_default.as_millis(),
-        )
+        ) + self.walls()
+    }
+
+    /// What the model must know of the walls.
+    const fn walls(&self) -> &'static str {
+        match (&self.config.sandbox, self.config.offers_network) {
+            (None, _) => "",
+            (Some(_), false) => {
+                " Commands can write to the workspace and to $TMPDIR only, and have no network, not even on \
+                 this machine."
+            }
+            (Some(_), true) => {
+                " Commands can write to the workspace and to $TMPDIR only, and have no network, not even on \
+                 this machine, unless network is set."
+            }
+        }
     }
 
     #[must_use]
     pub fn input_schema(&self) -> Value {
-        json!({
+        let mut schema = json!({
             "type": "object",
             "properties": {
                 "command": {"type": "string", "description": "the command line"},
@@ -146,7 +171,12 @@ impl ShellTool {
             },
             "required": ["command"],
             "additionalProperties": false,
-        })
+        });
+        if self.config.sandbox.is_some() && self.config.offers_network {
+            schema["properties"]["network"] =
+                json!({"type": "boolean", "description": "run it with the network"});
+        }
+        schema
     }
 
     pub fn parse(&self, input: &Value) -> Result<ShellCommand, InputError> {
@@ -199,9 +229,17 @@ impl ShellTool {
             cwd: &self.config.cwd,
             variables,
             hidden_variables: &self.config.hidden_variables,
+            temporary: self.config.sandbox.as_ref().map(|sandbox| sandbox.temporary()),
+            confinement: self.config.sandbox.as_ref().map(|sandbox| sandbox.confinement(command.network)),
             stdin: Stdio::null(),
             output: BoundedOutput::new(self.config.output_head_bytes, self.config.output_tail_bytes),
         }
+    }
+
+    /// What keeps commands from doing more than they may.
+    #[must_use]
+    pub fn sandbox(&self) -> SandboxState {
+        self.config.sandbox.as_ref().map_or(SandboxState::Off, |sandbox| sandbox.state().clone())
     }
 
     pub(crate) fn ownership(&self) -> &Ownership {

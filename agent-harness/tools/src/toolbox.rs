@@ -108,6 +108,7 @@ impl Request {
     #[must_use]
     pub const fn class(&self) -> Option<ToolClass> {
         match self {
+            Self::Command(command) if command.network => Some(ToolClass::Network),
             Self::Command(_) | Self::Job(_) => Some(ToolClass::Execute),
             Self::File(request) => Some(request.class()),
             Self::Plan(_) => None,

@@ -8,15 +8,19 @@ struct Cli {
     policy: PolicyArguments,
 }
 
-/// The rules of a file and flags; an error as its text.
 fn rules(file: Option<&str>, flags: &[&str]) -> Result<Permissions, String> {
+    policy_of(file, flags).map(|policy| policy.permissions)
+}
+
+/// What holds by a file and flags; an error as its text.
+fn policy_of(file: Option<&str>, flags: &[&str]) -> Result<Policy, String> {
     let mut kept = tempfile::NamedTempFile::new().unwrap();
     let mut arguments = Cli::try_parse_from([&["iteron"], flags].concat()).unwrap().policy;
     if let Some(text) = file {
         std::io::Write::write_all(&mut kept, text.as_bytes()).unwrap();
         arguments.policy = Some(kept.path().to_owned());
     }
-    permissions(&arguments).map_err(|error| match std::error::Error::source(&error) {
+    policy(&arguments).map_err(|error| match std::error::Error::source(&error) {
         Some(source) => format!("{error}: {source}"),
         None => error.to_string(),
     })
@@ -60,8 +64,10 @@ fn what_is_not_known_is_refused_with_the_nearest_that_is() {
         ask: vec![],
         deny: vec![],
         on_ask: None,
+        sandbox: None,
+        writable: vec![],
     };
-    assert!(matches!(permissions(&missing), Err(PolicyError::Read { .. })));
+    assert!(matches!(policy(&missing), Err(PolicyError::Read { .. })));
 }
 
 #[test]
@@ -83,4 +89,23 @@ fn a_rule_that_nothing_enforces_is_refused() {
         }
         assert!(rules(None, &["--ask", class, "--on-ask", "allow"]).is_ok());
     }
+}
+
+#[test]
+fn walls_enforce_rules_on_writing_and_on_the_network_and_deny_the_network_by_default() {
+    let sandboxed = |flags: &[&str]| rules(None, &[&["--sandbox", "workspace"], flags].concat());
+    assert_eq!(sandboxed(&[]).unwrap(), Permissions { network: Rule::Deny, ..Permissions::default() });
+    assert_eq!(sandboxed(&["--allow", "network"]).unwrap(), Permissions::default());
+    assert!(sandboxed(&["--deny", "write"]).is_ok() && sandboxed(&["--ask", "network"]).is_ok());
+    assert!(sandboxed(&["--deny", "read"]).unwrap_err().contains("commands could read files"));
+    let file = "[permissions]\nnetwork = \"ask\"\n[sandbox]\nmode = \"workspace\"\nwritable = [\"/a\"]\n";
+    let found = policy_of(Some(file), &["--writable", "/b"]).unwrap();
+    assert_eq!((found.sandbox, found.writable), (Mode::Workspace, vec!["/a".into(), "/b".into()]));
+    assert_eq!(found.permissions.network, Rule::Ask);
+    assert_eq!(
+        policy_of(Some("[sandbox]\nmode = \"workspace\"\n"), &["--sandbox", "off"]).unwrap().sandbox,
+        Mode::Off
+    );
+    assert!(rules(None, &["--writable", "/b"]).unwrap_err().contains("no sandbox"));
+    assert!(rules(Some("[sandbox]\nmod = \"off\"\n"), &[]).unwrap_err().contains("nearest is mode"));
 }

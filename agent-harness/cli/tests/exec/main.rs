@@ -9,3 +9,4 @@ mod lab;
 mod outcomes;
 mod ownership;
 mod records;
+mod sandbox;

@@ -51,8 +51,12 @@ impl Lab {
     }
 
     async fn run(&mut self, command: &str, timeout_ms: u64) -> ToolRun {
-        let command =
-            ShellCommand { command: command.to_owned(), timeout_ms: Some(timeout_ms), background: false };
+        let command = ShellCommand {
+            command: command.to_owned(),
+            timeout_ms: Some(timeout_ms),
+            background: false,
+            network: false,
+        };
         let variables = [("ITERON_TOOL_CALL_ID", "call-1".to_owned())];
         self.tool.run(&command, &variables, &mut self.gate, self.stop.subscribe()).await
     }
