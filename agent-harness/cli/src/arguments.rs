@@ -1,11 +1,11 @@
 //! The command line.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use iteron_protocol::{AgentId, SessionId, TokenId};
 
+use crate::model::ModelArguments;
 use crate::policy::PolicyArguments;
 
 /// A coding agent that leaves evidence of what it does.
@@ -52,9 +52,11 @@ Exit status:
 
 const EXEC_HELP: &str = "\
 Environment:
-  ANTHROPIC_API_KEY    the model's key (required); commands that the agent runs do not see it
+  ANTHROPIC_API_KEY    the model's key for --provider anthropic, and
+  OPENAI_API_KEY       for openai and openai-chat; commands that the agent runs see neither
   ANTHROPIC_BASE_URL   the model's address, https:// or a loopback http:// one
                        [default: https://api.anthropic.com]
+  OPENAI_BASE_URL      the same for openai and openai-chat [default: https://api.openai.com/v1]
   ITERON_LOG           log filter for stderr [default: warn]
 
 Permissions:
@@ -81,6 +83,7 @@ killed iteron leaves nothing either. The last line of --json is always session.e
 
 Examples:
   iteron exec 'make the failing test in ./parser pass'
+  iteron exec --provider openai-chat --model qwen3-coder 'explain ./parser'
   iteron exec --sandbox workspace --writable ~/.cargo 'fix the warnings'
   iteron exec --deny write,execute 'explain how ./parser works'
   iteron exec --json --record ./sessions --max-turns 20 - < task.md
@@ -92,21 +95,12 @@ pub struct ExecArguments {
     #[arg(value_name = "PROMPT")]
     pub prompt: String,
 
-    /// The model to ask
-    #[arg(long, value_name = "M", env = "ITERON_MODEL", default_value = "claude-sonnet-4-5")]
-    pub model: String,
-
-    /// Most tokens in one answer
-    #[arg(long, value_name = "N", default_value_t = 16_384, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_tokens: u32,
+    #[command(flatten)]
+    pub model: ModelArguments,
 
     /// Most model requests; tools asked for in the last answer are not run
     #[arg(long, value_name = "N", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_turns: u32,
-
-    /// Longest silence of the model, in seconds
-    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = seconds)]
-    pub model_idle_timeout: Duration,
 
     /// The session's id; a fresh one otherwise. A known one begins a new conversation in its record
     #[arg(long, value_name = "ID")]
@@ -147,14 +141,6 @@ pub struct ExecArguments {
     /// Work in this directory
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<PathBuf>,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds".to_owned())?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("give a number of seconds above 0".to_owned()),
-    }
 }
 
 #[cfg(test)]

@@ -12,19 +12,16 @@ use iteron_protocol::{
     Acknowledgement, ClientSubmissionId, ControlOp, Operation, Outcome, PROMPT_BYTES_MAX, Rule, SessionId,
     SubmissionEnvelope, SubmissionState, ToolClass,
 };
-use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
+use iteron_provider::Provider;
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
 use iteron_tools::{FileTools, Ownership, Sandbox, SandboxConfig, ShellConfig, ShellTool, Toolbox};
 use tokio::sync::mpsc;
 
 use crate::arguments::ExecArguments;
+use crate::model::KEY_VARIABLES;
 use crate::policy::{self, Mode, Policy};
 use crate::print::{Printer, note};
 use crate::signals::Signals;
-
-const KEY_VARIABLE: &str = "ANTHROPIC_API_KEY";
-const BASE_URL_VARIABLE: &str = "ANTHROPIC_BASE_URL";
-const BASE_URL_DEFAULT: &str = "https://api.anthropic.com";
 
 /// At the end, for output that is not read yet.
 const PRINT_WAIT: Duration = Duration::from_secs(1);
@@ -79,6 +76,7 @@ struct Prepared {
     files: FileTools,
     policy: Policy,
     sandbox: Option<Arc<Sandbox>>,
+    model: String,
     provider: Provider,
 }
 
@@ -86,17 +84,7 @@ struct Prepared {
 fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
     let policy = policy::policy(&arguments.policy)?;
     let prompt = read_prompt(&arguments.prompt)?;
-    let key = match std::env::var(KEY_VARIABLE) {
-        Ok(key) if !key.is_empty() => key,
-        _ => bail!("set {KEY_VARIABLE} to the model's key"),
-    };
-    let key = ApiKey::new(&key).with_context(|| format!("{KEY_VARIABLE} is not usable as a key"))?;
-    let base = std::env::var(BASE_URL_VARIABLE).ok().filter(|url| !url.is_empty());
-    let base = base.as_deref().unwrap_or(BASE_URL_DEFAULT);
-    let limits = Limits { idle_timeout: arguments.model_idle_timeout, ..Limits::default() };
-    let config = ProviderConfig::new(base, key, limits)
-        .with_context(|| format!("{BASE_URL_VARIABLE} is not usable"))?;
-    let provider = Provider::new(config).context("cannot set up the connection to the model")?;
+    let (model, provider) = arguments.model.provider()?;
     let cwd = match &arguments.cwd {
         Some(cwd) => cwd.canonicalize().with_context(|| format!("cannot work in {}", cwd.display()))?,
         None => std::env::current_dir().context("the current directory is gone; use --cwd")?,
@@ -107,7 +95,7 @@ fn prepare(arguments: ExecArguments) -> anyhow::Result<Prepared> {
     let files = FileTools::open(&cwd).with_context(|| format!("cannot work in {}", cwd.display()))?;
     let sandbox = prepare_sandbox(&policy, &cwd)?;
     let session = arguments.session.clone().unwrap_or_else(SessionId::fresh);
-    Ok(Prepared { arguments, session, prompt, cwd, files, policy, sandbox, provider })
+    Ok(Prepared { arguments, session, prompt, cwd, files, policy, sandbox, model, provider })
 }
 
 /// The walls around commands, where they are asked for. A machine that cannot have them runs nothing.
@@ -145,20 +133,20 @@ fn read_prompt(argument: &str) -> anyhow::Result<String> {
 }
 
 async fn exec(prepared: Prepared, ownership: Arc<Ownership>) -> anyhow::Result<Outcome> {
-    let Prepared { arguments, session, prompt, cwd, files, policy, sandbox, provider } = prepared;
+    let Prepared { arguments, session, prompt, cwd, files, policy, sandbox, model, provider } = prepared;
     let signals = Signals::listen().context("cannot listen for signals")?;
     let record = open_record(&arguments, &session)?;
     let lifecycle = connect(&arguments, &session).await;
 
     let mut shell = ShellConfig::new(cwd.clone(), Arc::clone(&ownership));
-    shell.hidden_variables = vec![KEY_VARIABLE.to_owned()];
+    shell.hidden_variables = KEY_VARIABLES.map(str::to_owned).to_vec();
     shell.offers_network = policy.permissions.network != Rule::Deny;
     shell.sandbox = sandbox;
     let config = SessionConfig {
         session_id: session,
         agent_id: arguments.agent,
-        model: arguments.model,
-        max_tokens: arguments.max_tokens,
+        model,
+        max_tokens: arguments.model.max_tokens,
         turns_max: arguments.max_turns,
         cwd,
         permissions: policy.permissions,

@@ -4,6 +4,7 @@
 
 mod arguments;
 mod exec;
+mod model;
 mod policy;
 mod print;
 mod record;

@@ -1,9 +1,15 @@
-//! The body of `POST /v1/messages`.
+//! A question to a model, and its form in each API.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{Conversation, Message};
+
+mod chat;
+mod responses;
+
+pub use chat::ChatRequest;
+pub use responses::ResponsesRequest;
 
 /// A tool as the model sees it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -14,8 +20,18 @@ pub struct ToolSpec {
     pub input_schema: Value,
 }
 
-/// A streaming request. Tools, system and messages come in the order in which the API's prompt
-/// cache reads them, with one cache mark after the stable prefix and one after the last message.
+/// What a model is asked.
+#[derive(Debug, Clone, Copy)]
+pub struct Question<'a> {
+    pub model: &'a str,
+    pub max_tokens: u32,
+    pub tools: &'a [ToolSpec],
+    pub conversation: &'a Conversation,
+}
+
+/// The body of `POST /v1/messages`, streaming. Tools, system and messages come in the order in which
+/// the API's prompt cache reads them, with one cache mark after the stable prefix and one after the
+/// last message.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MessagesRequest {
     pub model: String,
@@ -27,21 +43,31 @@ pub struct MessagesRequest {
     pub messages: Value,
 }
 
-impl MessagesRequest {
+impl Question<'_> {
     #[must_use]
-    pub fn new(model: &str, max_tokens: u32, tools: &[ToolSpec], conversation: &Conversation) -> Self {
-        Self {
-            model: model.to_owned(),
-            max_tokens,
+    pub fn messages(&self) -> MessagesRequest {
+        MessagesRequest {
+            model: self.model.to_owned(),
+            max_tokens: self.max_tokens,
             stream: true,
-            tools: tools.to_vec(),
+            tools: self.tools.to_vec(),
             system: json!([{
                 "type": "text",
-                "text": conversation.system(),
+                "text": self.conversation.system(),
                 "cache_control": {"type": "ephemeral"},
             }]),
-            messages: marked(conversation.messages()),
+            messages: marked(self.conversation.messages()),
         }
+    }
+
+    #[must_use]
+    pub fn responses(&self) -> ResponsesRequest {
+        ResponsesRequest::new(self)
+    }
+
+    #[must_use]
+    pub fn chat(&self) -> ChatRequest {
+        ChatRequest::new(self)
     }
 }
 
@@ -59,29 +85,4 @@ fn marked(messages: &[Message]) -> Value {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_request_has_the_form_of_the_api() {
-        let mut conversation = Conversation::new("be brief");
-        conversation.push_user("hello").unwrap();
-        let tool = ToolSpec {
-            name: "shell".into(),
-            description: "runs".into(),
-            input_schema: json!({"type": "object"}),
-        };
-        let request = MessagesRequest::new("some-model", 64, &[tool], &conversation);
-        let mark = json!({"type": "ephemeral"});
-        assert_eq!(
-            serde_json::to_value(request).unwrap(),
-            json!({
-                "model": "some-model", "max_tokens": 64, "stream": true,
-                "tools": [{"name": "shell", "description": "runs", "input_schema": {"type": "object"}}],
-                "system": [{"type": "text", "text": "be brief", "cache_control": mark}],
-                "messages": [{"role": "user", "content":
-                    [{"type": "text", "text": "hello", "cache_control": mark}]}],
-            })
-        );
-    }
-}
+mod tests;

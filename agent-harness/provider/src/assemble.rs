@@ -1,24 +1,30 @@
-//! Puts an answer together from its stream: a pure state machine.
-
-use std::collections::BTreeMap;
+//! Puts an answer together from its stream: pure state machines, one an API.
+//!
+//! Whatever the API, a counter of tokens that comes more than once is taken once, the latest; and
+//! `input_tokens` leaves out what came from or went to the cache.
 
 use iteron_context::Block;
 use iteron_protocol::Usage;
 use serde_json::{Value, json};
 
+use crate::api::Api;
 use crate::error::ProviderError;
-use crate::sse::{Delta, StartedBlock, StreamEvent, WireUsage};
 
-/// Blocks in one answer: far above the largest real one.
+mod chat;
+pub(crate) mod messages;
+mod responses;
+
+/// Blocks, items or calls in one answer: far above the largest real one.
 const BLOCKS_MAX: usize = 4096;
 
 /// A whole answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// In the API's form, to be sent back with the next request.
+    /// To be sent back with the next request.
     pub blocks: Vec<Block>,
     /// The calls among the blocks, in order, each with its input or the fault in it.
     pub calls: Vec<(String, String, ToolInput)>,
+    /// As the Messages API names it.
     pub stop_reason: String,
     pub usage: Usage,
 }
@@ -31,32 +37,6 @@ pub enum ToolInput {
     Invalid(usize),
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Assembler {
-    started: bool,
-    blocks: BTreeMap<usize, Building>,
-    stop_reason: Option<String>,
-    usage: WireUsage,
-}
-
-#[derive(Debug)]
-enum Building {
-    Text(String),
-    Thinking {
-        thinking: String,
-        signature: String,
-    },
-    Redacted(String),
-    ToolUse {
-        id: String,
-        name: String,
-        input: Value,
-        json: String,
-    },
-    /// A kind of block that this version does not know; it asked for none.
-    Ignored,
-}
-
 /// What an event means to the outside.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
@@ -65,135 +45,72 @@ pub(crate) enum Step {
     Done,
 }
 
+#[derive(Debug)]
+pub(crate) enum Assembler {
+    Messages(messages::Assembler),
+    Responses(responses::Assembler),
+    Chat(chat::Assembler),
+}
+
 impl Assembler {
-    pub(crate) fn take(&mut self, event: StreamEvent) -> Result<Step, ProviderError> {
-        match event {
-            StreamEvent::Ping | StreamEvent::Unknown => return Ok(Step::Nothing),
-            StreamEvent::Error { error } => {
-                return Err(ProviderError::Event { kind: error.kind, message: error.message });
-            }
-            StreamEvent::MessageStart { message } if !self.started => {
-                self.started = true;
-                self.merge_usage(message.usage);
-                return Ok(Step::Nothing);
-            }
-            StreamEvent::MessageStart { .. } => {
-                return Err(ProviderError::Protocol("a second message_start"));
-            }
-            _ if !self.started => return Err(ProviderError::Protocol("an event before message_start")),
-            StreamEvent::ContentBlockStart { index, content_block } => self.begin(index, content_block)?,
-            StreamEvent::ContentBlockDelta { index, delta } => return self.extend(index, delta),
-            StreamEvent::ContentBlockStop { index } => {
-                if !self.blocks.contains_key(&index) {
-                    return Err(ProviderError::Protocol("the end of a block that did not begin"));
-                }
-            }
-            StreamEvent::MessageDelta { delta, usage } => {
-                self.merge_usage(usage);
-                self.stop_reason = delta.stop_reason.or(self.stop_reason.take());
-            }
-            StreamEvent::MessageStop if self.stop_reason.is_none() => {
-                return Err(ProviderError::Protocol("message_stop without a stop_reason"));
-            }
-            StreamEvent::MessageStop => return Ok(Step::Done),
+    pub(crate) fn of(api: Api) -> Self {
+        match api {
+            Api::Messages => Self::Messages(messages::Assembler::default()),
+            Api::Responses => Self::Responses(responses::Assembler::default()),
+            Api::Chat => Self::Chat(chat::Assembler::default()),
         }
-        Ok(Step::Nothing)
+    }
+
+    /// Takes the data of one event.
+    pub(crate) fn take(&mut self, data: &str) -> Result<Step, ProviderError> {
+        match self {
+            Self::Messages(assembler) => assembler.take(parse(data)?),
+            Self::Responses(assembler) => assembler.take(parse(data)?),
+            Self::Chat(assembler) => assembler.take(data),
+        }
     }
 
     pub(crate) fn finish(self) -> Answer {
-        let mut blocks = Vec::with_capacity(self.blocks.len());
-        let mut calls = Vec::new();
-        for building in self.blocks.into_values() {
-            blocks.push(match building {
-                Building::Ignored => continue,
-                Building::Text(text) => Block::Text { text },
-                Building::Thinking { thinking, signature } => Block::Thinking { thinking, signature },
-                Building::Redacted(data) => Block::RedactedThinking { data },
-                Building::ToolUse { id, name, input, json } => {
-                    let parsed = tool_input(input, &json);
-                    let shown = match &parsed {
-                        ToolInput::Valid(value) => value.clone(),
-                        ToolInput::Invalid(_) => json!({}),
-                    };
-                    calls.push((id.clone(), name.clone(), parsed));
-                    Block::ToolUse { id, name, input: shown }
-                }
-            });
+        match self {
+            Self::Messages(assembler) => assembler.finish(),
+            Self::Responses(assembler) => assembler.finish(),
+            Self::Chat(assembler) => assembler.finish(),
         }
-        Answer {
-            blocks,
-            calls,
-            stop_reason: self.stop_reason.unwrap_or_default(),
-            usage: Usage {
-                input_tokens: self.usage.input_tokens.unwrap_or(0),
-                output_tokens: self.usage.output_tokens.unwrap_or(0),
-                cache_read_tokens: self.usage.cache_read_input_tokens.unwrap_or(0),
-                cache_write_tokens: self.usage.cache_creation_input_tokens.unwrap_or(0),
-            },
-        }
-    }
-
-    fn begin(&mut self, index: usize, block: StartedBlock) -> Result<(), ProviderError> {
-        if self.blocks.len() >= BLOCKS_MAX {
-            return Err(ProviderError::Protocol("too many blocks"));
-        }
-        let building = match block {
-            StartedBlock::Text { text } => Building::Text(text),
-            StartedBlock::Thinking { thinking, signature } => Building::Thinking { thinking, signature },
-            StartedBlock::RedactedThinking { data } => Building::Redacted(data),
-            StartedBlock::ToolUse { id, name, input } => {
-                Building::ToolUse { id, name, input, json: String::new() }
-            }
-            StartedBlock::Unknown => Building::Ignored,
-        };
-        match self.blocks.insert(index, building) {
-            None => Ok(()),
-            Some(_) => Err(ProviderError::Protocol("a block began twice")),
-        }
-    }
-
-    fn extend(&mut self, index: usize, delta: Delta) -> Result<Step, ProviderError> {
-        let Some(block) = self.blocks.get_mut(&index) else {
-            return Err(ProviderError::Protocol("a delta for a block that did not begin"));
-        };
-        match (block, delta) {
-            (Building::Ignored, _) | (_, Delta::Unknown) => {}
-            (Building::Text(all), Delta::Text { text }) => {
-                all.push_str(&text);
-                return Ok(Step::Text(text));
-            }
-            (Building::ToolUse { json, .. }, Delta::InputJson { partial_json }) => {
-                json.push_str(&partial_json);
-            }
-            (Building::Thinking { thinking: all, .. }, Delta::Thinking { thinking }) => {
-                all.push_str(&thinking);
-            }
-            (Building::Thinking { signature: all, .. }, Delta::Signature { signature }) => {
-                all.push_str(&signature);
-            }
-            _ => return Err(ProviderError::Protocol("a delta that does not fit its block")),
-        }
-        Ok(Step::Nothing)
-    }
-
-    /// Reports are cumulative and may repeat: the latest value of each counter is the right one.
-    fn merge_usage(&mut self, usage: Option<WireUsage>) {
-        let Some(usage) = usage else { return };
-        let all = &mut self.usage;
-        all.input_tokens = usage.input_tokens.or(all.input_tokens);
-        all.output_tokens = usage.output_tokens.or(all.output_tokens);
-        all.cache_read_input_tokens = usage.cache_read_input_tokens.or(all.cache_read_input_tokens);
-        all.cache_creation_input_tokens =
-            usage.cache_creation_input_tokens.or(all.cache_creation_input_tokens);
     }
 }
 
-fn tool_input(started: Value, json: &str) -> ToolInput {
+fn parse<'a, T: serde::Deserialize<'a>>(data: &'a str) -> Result<T, ProviderError> {
+    serde_json::from_str(data)
+        .map_err(|_| ProviderError::Protocol("an event's data is not its documented JSON"))
+}
+
+/// A call, and its block in the conversation.
+fn call(id: String, name: String, input: ToolInput) -> (Block, (String, String, ToolInput)) {
+    let shown = match &input {
+        ToolInput::Valid(value) => value.clone(),
+        ToolInput::Invalid(_) => json!({}),
+    };
+    (Block::ToolUse { id: id.clone(), name: name.clone(), input: shown }, (id, name, input))
+}
+
+/// The input that `json` is.
+fn tool_input(json: &str) -> ToolInput {
     if json.is_empty() {
-        return if started.is_object() { ToolInput::Valid(started) } else { ToolInput::Valid(json!({})) };
+        return ToolInput::Valid(json!({}));
     }
     match serde_json::from_str::<Value>(json) {
         Ok(value) if value.is_object() => ToolInput::Valid(value),
         _ => ToolInput::Invalid(json.len()),
+    }
+}
+
+/// Of counters in which cached tokens are among the input's, as `OpenAI`'s APIs have them.
+fn usage_with_cached(input: Option<u64>, cached: Option<u64>, output: Option<u64>) -> Usage {
+    let (input, cached) = (input.unwrap_or(0), cached.unwrap_or(0));
+    Usage {
+        input_tokens: input.saturating_sub(cached),
+        output_tokens: output.unwrap_or(0),
+        cache_read_tokens: cached.min(input),
+        cache_write_tokens: 0,
     }
 }

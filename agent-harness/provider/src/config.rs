@@ -7,19 +7,41 @@ use std::time::Duration;
 use http::Uri;
 use http::header::{HeaderValue, InvalidHeaderValue};
 
+use crate::api::Api;
+
 /// A secret: shown by neither `Debug` nor a log line.
 #[derive(Clone)]
-pub struct ApiKey(HeaderValue);
+pub struct ApiKey {
+    key: String,
+    header: HeaderValue,
+    bearer: HeaderValue,
+}
 
 impl ApiKey {
     pub fn new(key: &str) -> Result<Self, InvalidHeaderValue> {
-        let mut value = HeaderValue::from_str(key)?;
-        value.set_sensitive(true);
-        Ok(Self(value))
+        let sensitive = |text: &str| {
+            let mut value = HeaderValue::from_str(text)?;
+            value.set_sensitive(true);
+            Ok(value)
+        };
+        Ok(Self {
+            key: key.to_owned(),
+            header: sensitive(key)?,
+            bearer: sensitive(&format!("Bearer {key}"))?,
+        })
     }
 
     pub(crate) fn header(&self) -> HeaderValue {
-        self.0.clone()
+        self.header.clone()
+    }
+
+    pub(crate) fn bearer(&self) -> HeaderValue {
+        self.bearer.clone()
+    }
+
+    /// What a peer said, without the key: it knows it, and errors go into records.
+    pub(crate) fn scrub(&self, text: &str) -> String {
+        if self.key.is_empty() { text.to_owned() } else { text.replace(&self.key, "(key)") }
     }
 }
 
@@ -43,7 +65,8 @@ pub enum BaseUrlError {
 
 #[derive(Debug, Clone)]
 pub struct ProviderConfig {
-    pub(crate) messages_url: Uri,
+    pub(crate) api: Api,
+    pub(crate) url: Uri,
     pub(crate) api_key: ApiKey,
     pub(crate) limits: Limits,
 }
@@ -80,8 +103,9 @@ impl Default for Limits {
 }
 
 impl ProviderConfig {
-    /// `base_url` as in `ANTHROPIC_BASE_URL`, for example `https://api.anthropic.com`.
-    pub fn new(base_url: &str, api_key: ApiKey, limits: Limits) -> Result<Self, BaseUrlError> {
+    /// `base_url` as in `ANTHROPIC_BASE_URL`, for example `https://api.anthropic.com`, or as in
+    /// `OPENAI_BASE_URL`, for example `https://api.openai.com/v1`.
+    pub fn new(api: Api, base_url: &str, api_key: ApiKey, limits: Limits) -> Result<Self, BaseUrlError> {
         let base: Uri = base_url.parse()?;
         let host = base.host().ok_or(BaseUrlError::Scheme)?;
         match base.scheme_str() {
@@ -93,8 +117,8 @@ impl ProviderConfig {
         if base.query().is_some() {
             return Err(BaseUrlError::Query);
         }
-        let messages_url = format!("{}/v1/messages", base_url.trim_end_matches('/')).parse()?;
-        Ok(Self { messages_url, api_key, limits })
+        let url = format!("{}{}", base_url.trim_end_matches('/'), api.path()).parse()?;
+        Ok(Self { api, url, api_key, limits })
     }
 }
 
@@ -109,8 +133,8 @@ mod tests {
 
     fn url(base: &str) -> Result<String, String> {
         let key = ApiKey::new("k").unwrap();
-        ProviderConfig::new(base, key, Limits::default())
-            .map(|config| config.messages_url.to_string())
+        ProviderConfig::new(Api::Messages, base, key, Limits::default())
+            .map(|config| config.url.to_string())
             .map_err(|error| error.to_string())
     }
 
@@ -129,7 +153,10 @@ mod tests {
     #[test]
     fn the_key_is_not_in_debug_output() {
         let key = ApiKey::new("sk-very-secret").unwrap();
-        let config = ProviderConfig::new("https://a.example", key, Limits::default()).unwrap();
-        assert!(!format!("{config:?} {:?}", config.api_key.header()).contains("secret"));
+        let config = ProviderConfig::new(Api::Chat, "https://a.example/v1", key, Limits::default()).unwrap();
+        let (header, bearer) = (config.api_key.header(), config.api_key.bearer());
+        assert!(!format!("{config:?} {header:?} {bearer:?}").contains("secret"));
+        assert_eq!(config.url.to_string(), "https://a.example/v1/chat/completions");
+        assert_eq!(config.api_key.scrub("no sk-very-secret, sk-very"), "no (key), sk-very");
     }
 }

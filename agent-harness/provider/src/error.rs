@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use iteron_protocol::ProviderErrorClass;
+use serde::Deserialize;
 
 use crate::transport::TransportError;
 
@@ -53,10 +54,48 @@ impl ProviderError {
                 "authentication_error" | "permission_error" => ProviderErrorClass::Authentication,
                 "invalid_request_error" | "not_found_error" => ProviderErrorClass::InvalidRequest,
                 "timeout_error" => ProviderErrorClass::Timeout,
+                "server_is_overloaded" => ProviderErrorClass::Overloaded,
+                "rate_limit_exceeded" | "insufficient_quota" => ProviderErrorClass::RateLimited,
+                "invalid_api_key" => ProviderErrorClass::Authentication,
+                "invalid_prompt" | "context_length_exceeded" => ProviderErrorClass::InvalidRequest,
                 _ => ProviderErrorClass::ServerError,
             },
             Self::Protocol(_) => ProviderErrorClass::Protocol,
             Self::TooLarge(_) => ProviderErrorClass::TooLarge,
         }
+    }
+}
+
+/// An error as the APIs write it, in a body or in the stream.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(crate) struct WireError {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    code: Option<String>,
+    message: Option<String>,
+}
+
+/// The body of a refusal.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ErrorBody {
+    pub error: WireError,
+}
+
+impl WireError {
+    /// The nearest there is to a kind.
+    fn kind(&self) -> &str {
+        // `type` is "error" itself in events of the Responses API.
+        let kind = self.kind.as_deref().filter(|kind| *kind != "error");
+        self.code.as_deref().or(kind).unwrap_or("error")
+    }
+
+    pub(crate) fn told(&self) -> String {
+        format!("{}: {}", self.kind(), self.message.as_deref().unwrap_or_default())
+    }
+}
+
+impl From<WireError> for ProviderError {
+    fn from(error: WireError) -> Self {
+        Self::Event { kind: error.kind().to_owned(), message: error.message.unwrap_or_default() }
     }
 }

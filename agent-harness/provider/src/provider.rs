@@ -1,28 +1,28 @@
 //! One question and its answer: attempts, timeouts, and the stream.
 
 use std::future::ready;
+use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use eventsource_stream::{EventStreamError, Eventsource};
 use futures_core::Stream;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, BodyStream, Full, Limited};
 use hyper::body::Incoming;
-use iteron_context::MessagesRequest;
+use iteron_context::Question;
 use iteron_protocol::ProviderErrorClass;
+use sse_stream::SseByteStream;
 use tokio::time::timeout;
 
+use crate::api::Api;
 use crate::assemble::{Answer, Assembler, Step};
 use crate::config::{Limits, ProviderConfig};
-use crate::error::ProviderError;
+use crate::error::{ErrorBody, ProviderError};
 use crate::retry;
-use crate::sse::{ErrorBody, StreamEvent, WireError};
 use crate::transport::{Transport, TransportError};
 
-const API_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("iteron/", env!("CARGO_PKG_VERSION")));
 
 /// An error body is read up to here; it is for a person.
@@ -48,6 +48,10 @@ pub enum Progress<'a> {
     },
 }
 
+/// A question, ready to be asked.
+#[derive(Debug, Clone)]
+pub struct Encoded(Bytes);
+
 #[derive(Debug, Clone)]
 pub struct Provider {
     config: ProviderConfig,
@@ -56,24 +60,34 @@ pub struct Provider {
 
 impl Provider {
     pub fn new(config: ProviderConfig) -> Result<Self, TransportError> {
-        let secure = config.messages_url.scheme_str() == Some("https");
+        let secure = config.url.scheme_str() == Some("https");
         let transport = Transport::new(secure, config.limits.connect_timeout)?;
         Ok(Self { config, transport })
+    }
+
+    /// The API that is spoken.
+    #[must_use]
+    pub const fn api(&self) -> Api {
+        self.config.api
+    }
+
+    /// A question in the form of the API.
+    pub fn encode(&self, question: &Question<'_>) -> Result<Encoded, ProviderError> {
+        self.config.api.encode(question).map(Encoded).map_err(ProviderError::Encode)
     }
 
     /// Asks, and asks again within the limits. Dropping the future cancels the request.
     pub async fn ask(
         &self,
-        request: &MessagesRequest,
+        question: &Encoded,
         mut observe: impl FnMut(Progress<'_>),
     ) -> Result<Answer, ProviderError> {
-        let body = Bytes::from(serde_json::to_vec(request).map_err(ProviderError::Encode)?);
         let mut attempt = 1;
         loop {
             observe(Progress::Attempt { attempt });
-            let error = match self.attempt(body.clone(), &mut observe).await {
+            let error = match self.attempt(question.0.clone(), &mut observe).await {
                 Ok(answer) => return Ok(answer),
-                Err(error) => error,
+                Err(error) => self.scrubbed(error),
             };
             let retry_in = retry::pause(&self.config.limits, attempt, &error, rand::random());
             observe(Progress::Failed { attempt, error: &error, class: error.class(), retry_in });
@@ -104,19 +118,31 @@ impl Provider {
         let body = Limited::new(response.into_body(), self.config.limits.answer_bytes_max);
         let bytes = BodyStream::new(body)
             .filter_map(|frame| ready(frame.map(|frame| frame.into_data().ok()).transpose()));
-        read(bytes, &self.config.limits, observe).await
+        read(self.config.api, bytes, &self.config.limits, observe).await
+    }
+
+    fn scrubbed(&self, error: ProviderError) -> ProviderError {
+        let key = &self.config.api_key;
+        match error {
+            ProviderError::Status { status, message, retry_after } => {
+                ProviderError::Status { status, message: key.scrub(&message), retry_after }
+            }
+            ProviderError::Event { kind, message } => {
+                ProviderError::Event { kind: key.scrub(&kind), message: key.scrub(&message) }
+            }
+            other => other,
+        }
     }
 
     fn request(&self, body: Bytes) -> Request<Full<Bytes>> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = http::Method::POST;
-        *request.uri_mut() = self.config.messages_url.clone();
+        *request.uri_mut() = self.config.url.clone();
         let headers = request.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
         headers.insert(http::header::USER_AGENT, USER_AGENT);
-        headers.insert("anthropic-version", API_VERSION);
-        headers.insert("x-api-key", self.config.api_key.header());
+        self.config.api.authenticate(headers, &self.config.api_key);
         request
     }
 }
@@ -125,21 +151,25 @@ type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Reads an answer from the bytes of its stream, however they are cut.
 async fn read(
-    bytes: impl Stream<Item = Result<Bytes, BodyError>>,
+    api: Api,
+    bytes: impl Stream<Item = Result<Bytes, BodyError>> + Send,
     limits: &Limits,
     observe: &mut impl FnMut(Progress<'_>),
 ) -> Result<Answer, ProviderError> {
-    let mut events = std::pin::pin!(bytes.eventsource());
-    let mut assembler = Assembler::default();
+    // In a box of a plain type: of the stream's own, the compiler cannot tell that it may be sent.
+    let bytes: Pin<Box<dyn Stream<Item = Result<Bytes, BrokenBody>> + Send + '_>> =
+        Box::pin(bytes.map_err(BrokenBody));
+    let mut events = std::pin::pin!(SseByteStream::new(bytes));
+    let mut assembler = Assembler::of(api);
     loop {
         let event = timeout(limits.idle_timeout, events.next())
             .await
             .map_err(|_| ProviderError::IdleTimeout(limits.idle_timeout))?
             .ok_or(ProviderError::StreamCut)?
             .map_err(|error| stream_error(&error, limits))?;
-        let event: StreamEvent = serde_json::from_str(&event.data)
-            .map_err(|_| ProviderError::Protocol("an event's data is not its documented JSON"))?;
-        match assembler.take(event)? {
+        // Comments and bare fields keep the connection alive, and say nothing.
+        let Some(data) = event.data.filter(|data| !data.is_empty()) else { continue };
+        match assembler.take(&data)? {
             Step::Nothing => {}
             Step::Text(text) => observe(Progress::Text { text: &text }),
             Step::Done => return Ok(assembler.finish()),
@@ -147,14 +177,23 @@ async fn read(
     }
 }
 
-fn stream_error(error: &EventStreamError<BodyError>, limits: &Limits) -> ProviderError {
+/// A body's error, as the parser wants it.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+struct BrokenBody(BodyError);
+
+fn stream_error(error: &sse_stream::Error, limits: &Limits) -> ProviderError {
     match error {
-        EventStreamError::Transport(error) if error.is::<http_body_util::LengthLimitError>() => {
-            ProviderError::TooLarge(limits.answer_bytes_max)
+        sse_stream::Error::Body(error) => {
+            let broken = error.downcast_ref::<BrokenBody>();
+            if broken.is_some_and(|BrokenBody(error)| error.is::<http_body_util::LengthLimitError>()) {
+                ProviderError::TooLarge(limits.answer_bytes_max)
+            } else {
+                ProviderError::StreamCut
+            }
         }
-        EventStreamError::Transport(_) => ProviderError::StreamCut,
-        EventStreamError::Utf8(_) => ProviderError::Protocol("the stream is not UTF-8"),
-        EventStreamError::Parser(_) => ProviderError::Protocol("the stream is not server-sent events"),
+        sse_stream::Error::Utf8Parse(_) => ProviderError::Protocol("the stream is not UTF-8"),
+        _ => ProviderError::Protocol("the stream is not server-sent events"),
     }
 }
 
@@ -168,7 +207,7 @@ async fn refused(response: Response<Incoming>, idle: Duration) -> ProviderError 
         _ => Bytes::new(),
     };
     let message = match serde_json::from_slice::<ErrorBody>(&body) {
-        Ok(ErrorBody { error: WireError { kind, message } }) => format!("{kind}: {message}"),
+        Ok(ErrorBody { error }) => error.told(),
         Err(_) => String::from_utf8_lossy(&body).into_owned(),
     };
     let message = message.chars().take(ERROR_MESSAGE_CHARS_MAX).collect();

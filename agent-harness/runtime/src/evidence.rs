@@ -15,7 +15,6 @@ pub type WallClock = fn() -> i64;
 
 pub(crate) const CLIENT: &str = "iteron";
 pub(crate) const CLIENT_VERSION: &str = env!("CARGO_PKG_VERSION");
-pub(crate) const PROVIDER: &str = "anthropic";
 
 /// Once a run is cancelled, a front end that does not read holds it up no longer than this a line.
 const SHOW_WAIT: Duration = Duration::from_millis(20);
@@ -134,12 +133,12 @@ impl Evidence {
     }
 }
 
-pub(crate) fn session_payload(reason: Option<&'static str>) -> SessionPayload {
-    SessionPayload { client: CLIENT, client_version: CLIENT_VERSION, backend: Some(PROVIDER), reason }
+pub(crate) fn session_payload(backend: &'static str, reason: Option<&'static str>) -> SessionPayload {
+    SessionPayload { client: CLIENT, client_version: CLIENT_VERSION, backend: Some(backend), reason }
 }
 
-pub(crate) fn model_payload(model: &str, attempt: u32) -> ModelPayload {
-    ModelPayload { provider: PROVIDER, model: model.to_owned(), attempt, ..ModelPayload::default() }
+pub(crate) fn model_payload(provider: &'static str, model: &str, attempt: u32) -> ModelPayload {
+    ModelPayload { provider, model: model.to_owned(), attempt, ..ModelPayload::default() }
 }
 
 pub(crate) fn session_outcome(outcome: Outcome) -> EventOutcome {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use iteron_context::MessagesRequest;
+use iteron_context::Question;
 use iteron_kernel::run::{Event as KernelEvent, StopCause, StopReason};
 use iteron_lifecycle::{Event, ModelPayload};
 use iteron_protocol::{OutputEvent, ProviderErrorClass, TurnId};
-use iteron_provider::{Answer, Progress, ProviderError};
+use iteron_provider::{Answer, Encoded, Progress, ProviderError};
 use iteron_record::Entry;
 use serde_json::json;
 use tokio::sync::mpsc;
@@ -66,15 +66,16 @@ impl RunTask {
 
     /// Dropping the question cancels it: no attempt begins afterwards.
     async fn ask(&self, turn_id: TurnId) -> Asked {
-        let Agent { config, provider, offered, .. } = &*self.agent;
-        let request =
-            MessagesRequest::new(&config.model, config.max_tokens, offered, &self.agent.conversation());
+        let question = match self.agent.question() {
+            Ok(question) => question,
+            Err(error) => return Asked::Failed(error),
+        };
         let (told, mut steps) = mpsc::unbounded_channel();
         let observe = move |progress: Progress<'_>| {
             // The receiver lives as long as the question.
             let _ = told.send(Step::from(progress));
         };
-        let mut asking = std::pin::pin!(provider.ask(&request, observe));
+        let mut asking = std::pin::pin!(self.agent.provider.ask(&question, observe));
         let asked = loop {
             tokio::select! {
                 biased;
@@ -95,11 +96,11 @@ impl RunTask {
     }
 
     async fn observe(&self, turn_id: TurnId, step: Step) {
-        let (evidence, model) = (&self.agent.evidence, &self.agent.config.model);
+        let evidence = &self.agent.evidence;
         match step {
             Step::Attempt { attempt } => {
                 lock(&self.open).attempt(Attempt { number: attempt, begun: Instant::now(), open: true });
-                evidence.tell(&Event::ModelRequested(model_payload(model, attempt)));
+                evidence.tell(&Event::ModelRequested(self.agent.model_payload(attempt)));
             }
             Step::Text { text } => {
                 lock(&self.open).keep(&text);
@@ -107,7 +108,7 @@ impl RunTask {
             }
             Step::Failed { attempt, class, retry_in } => {
                 if let Some(failed) = lock(&self.open).close_attempt() {
-                    evidence.tell(&failed.event(model, class));
+                    evidence.tell(&self.agent.failure(failed, class));
                 }
                 if let Some(delay) = retry_in {
                     let delay_ms = millis(delay);
@@ -154,7 +155,7 @@ impl RunTask {
             cache_read_tokens: Some(usage.cache_read_tokens),
             cache_write_tokens: Some(usage.cache_write_tokens),
             duration_ms: Some(duration_ms),
-            ..model_payload(&agent.config.model, attempt.number)
+            ..agent.model_payload(attempt.number)
         }));
         let attempt = attempt.number;
         let shown = OutputEvent::ModelCompleted { turn_id, usage, duration_ms, attempt };
@@ -180,6 +181,29 @@ impl RunTask {
 }
 
 impl Agent {
+    fn question(&self) -> Result<Encoded, ProviderError> {
+        let Self { config, provider, offered, .. } = self;
+        provider.encode(&Question {
+            model: &config.model,
+            max_tokens: config.max_tokens,
+            tools: offered,
+            conversation: &self.conversation(),
+        })
+    }
+
+    fn model_payload(&self, attempt: u32) -> ModelPayload {
+        model_payload(self.provider.api().provider(), &self.config.model, attempt)
+    }
+
+    fn failure(&self, attempt: Attempt, class: ProviderErrorClass) -> Event {
+        let payload = ModelPayload {
+            duration_ms: Some(millis(attempt.begun.elapsed())),
+            error_class: Some(class.as_str()),
+            ..self.model_payload(attempt.number)
+        };
+        Event::ModelFailed(payload, class.as_str())
+    }
+
     /// Ends a request that has no answer, and keeps what had come of one.
     pub(crate) async fn close_request(
         &self,
@@ -195,7 +219,7 @@ impl Agent {
         };
         let Some(Request { turn_id, attempt }) = request else { return };
         if let Some(attempt) = unfinished {
-            self.evidence.tell(&attempt.event(&self.config.model, class));
+            self.evidence.tell(&self.failure(attempt, class));
         }
         let message = message.to_owned();
         let entry = Entry::ModelFailed { turn_id, error_class: class, message: message.clone(), partial };
@@ -224,17 +248,6 @@ pub(crate) struct Attempt {
 impl Default for Attempt {
     fn default() -> Self {
         Self { number: 0, begun: Instant::now(), open: false }
-    }
-}
-
-impl Attempt {
-    fn event(self, model: &str, class: ProviderErrorClass) -> Event {
-        let payload = ModelPayload {
-            duration_ms: Some(millis(self.begun.elapsed())),
-            error_class: Some(class.as_str()),
-            ..model_payload(model, self.number)
-        };
-        Event::ModelFailed(payload, class.as_str())
     }
 }
 

@@ -151,7 +151,7 @@ async fn start(agent: &Agent) {
         sandbox: Some(agent.tools.shell.sandbox()),
         resumed: config.resume,
     });
-    evidence.tell(&Event::SessionStarted(session_payload(None)));
+    evidence.tell(&Event::SessionStarted(session_payload(agent.provider.api().provider(), None)));
     // The channel is empty: there is room.
     evidence.try_show(OutputEvent::SessionStarted {
         session_id: config.session_id.clone(),
@@ -170,7 +170,10 @@ async fn finish(agent: &Agent, outcome: Outcome) {
         tracing::error!("the session ends before a tool call that cannot be ended");
     }
     evidence.record_end(Entry::SessionEnded { outcome, turns }).await;
-    let ended = Event::SessionEnded(session_payload(Some(outcome.reason())), session_outcome(outcome));
+    let ended = Event::SessionEnded(
+        session_payload(agent.provider.api().provider(), Some(outcome.reason())),
+        session_outcome(outcome),
+    );
     evidence.tell_and_wait(&ended, LAST_EVENT_WAIT).await;
     let mut telemetry = None;
     if let Some(lifecycle) = &evidence.lifecycle {

@@ -1,4 +1,5 @@
-//! A server that speaks the Anthropic Messages API and answers from a script.
+//! A server that speaks the Anthropic Messages API, `OpenAI` Responses and chat completions, and answers
+//! from a script.
 //!
 //! Each request takes the script's next turn, faults included. Requests that the real API would
 //! refuse are answered as it would, and take no turn.
@@ -30,6 +31,28 @@ pub use stream::{frames, sse_bytes};
 const REQUEST_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 pub(crate) type Body = BoxBody<Bytes, io::Error>;
+
+/// The APIs that are spoken, by their paths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScriptedApi {
+    /// `/v1/messages`
+    Messages,
+    /// `/v1/responses`
+    Responses,
+    /// `/v1/chat/completions`
+    Chat,
+}
+
+impl ScriptedApi {
+    fn of_path(path: &str) -> Option<Self> {
+        match path {
+            "/v1/messages" => Some(Self::Messages),
+            "/v1/responses" => Some(Self::Responses),
+            "/v1/chat/completions" => Some(Self::Chat),
+            _ => None,
+        }
+    }
+}
 
 /// A request that was valid, as the server saw it.
 #[derive(Debug, Clone)]
@@ -114,16 +137,16 @@ async fn accept(listener: TcpListener, script: Arc<Script>, state: Arc<Mutex<Sta
 
 async fn answer(request: Request<Incoming>, script: &Script, state: &Mutex<State>) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    if parts.uri.path() != "/v1/messages" {
+    let Some(api) = ScriptedApi::of_path(parts.uri.path()) else {
         return refusal(StatusCode::NOT_FOUND, "not_found_error", "no such path");
-    }
+    };
     if parts.method != Method::POST {
         return refusal(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "use POST");
     }
     let Ok(body) = Limited::new(body, REQUEST_BYTES_MAX).collect().await else {
         return refusal(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", "request exceeds 32 MB");
     };
-    let body = match validate::check(&parts.headers, &body.to_bytes()) {
+    let body = match validate::check(api, &parts.headers, &body.to_bytes()) {
         Ok(body) => body,
         Err(fault) => {
             lock(state).refused.push(fault.message.clone());
@@ -148,8 +171,8 @@ async fn answer(request: Request<Incoming>, script: &Script, state: &Mutex<State
         return scripted_status(status, &turn.faults);
     }
     let model = body["model"].as_str().unwrap_or_default();
-    if body["stream"] == json!(true) {
-        stream::respond(turn, number, model)
+    if body["stream"] == json!(true) || api != ScriptedApi::Messages {
+        stream::respond(api, turn, number, model)
     } else {
         json_response(StatusCode::OK, &stream::message(turn, number, model))
     }

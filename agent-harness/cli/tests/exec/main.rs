@@ -8,5 +8,6 @@ mod control;
 mod lab;
 mod outcomes;
 mod ownership;
+mod providers;
 mod records;
 mod sandbox;

@@ -9,7 +9,7 @@ use iteron_protocol::{
     ClientSubmissionId, ControlOp, Operation, Outcome, OutputEvent, Permissions, SubmissionEnvelope,
     SubmissionState,
 };
-use iteron_provider::{ApiKey, Limits, Provider, ProviderConfig};
+use iteron_provider::{Api, ApiKey, Limits, Provider, ProviderConfig};
 use iteron_record::verify;
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
 use iteron_testkit::scripted_model::{Script, ScriptedModel};
@@ -55,7 +55,7 @@ impl Lab {
             resume: false,
         };
         let key = ApiKey::new("sk-test").unwrap();
-        let provider = ProviderConfig::new(&model.base_url(), key, Limits::default()).unwrap();
+        let provider = ProviderConfig::new(Api::Messages, &model.base_url(), key, Limits::default()).unwrap();
         let ownership = Arc::new(Ownership::of_library());
         let record = SessionRecord::open(dir.path(), &config.session_id).unwrap();
         let parts = SessionParts {

@@ -63,15 +63,21 @@ pub struct Faults {
     /// Be silent for so long before the event at `stall_at_event` (0 unless given).
     pub stall_ms: Option<u64>,
     pub stall_at_event: usize,
+    /// And so many bytes into that event.
+    pub stall_at_byte: usize,
     /// Send an `error` event of this type in place of the event at `error_at_event`, and end.
     pub error_event: Option<String>,
     pub error_at_event: usize,
     /// Break the connection after so many bytes of the stream.
     pub cut_after_bytes: Option<usize>,
+    /// Break the connection after so many events.
+    pub cut_after_events: Option<usize>,
     /// End the response in good order after so many events, without `message_stop`.
     pub end_after_events: Option<usize>,
     /// Send an event of a type nobody knows, a delta of an unknown kind, and a ping.
     pub unknown_event: bool,
+    /// Cut a tool's input into deltas of so many bytes; 1 splits every escape.
+    pub delta_bytes: Option<usize>,
     /// Leave out all usage.
     pub no_usage: bool,
     /// Send the last usage twice.

@@ -1,9 +1,13 @@
-//! What the real API refuses: headers, roles, and tool results that answer nothing.
+//! What the real APIs refuse: headers, roles, and tool results that answer nothing.
 
 use std::collections::BTreeSet;
 
 use http::{HeaderMap, StatusCode};
 use serde_json::Value;
+
+use super::ScriptedApi;
+
+mod openai;
 
 /// Why a request is refused, as the API would answer.
 #[derive(Debug)]
@@ -24,13 +28,16 @@ pub(crate) fn api_key(headers: &HeaderMap) -> String {
 }
 
 /// Checks headers and body; gives the parsed body.
-pub(crate) fn check(headers: &HeaderMap, body: &[u8]) -> Result<Value, Fault> {
+pub(crate) fn check(api: ScriptedApi, headers: &HeaderMap, body: &[u8]) -> Result<Value, Fault> {
     if api_key(headers).is_empty() {
         return Err(Fault {
             status: StatusCode::UNAUTHORIZED,
             kind: "authentication_error",
             message: "x-api-key header is required".into(),
         });
+    }
+    if api != ScriptedApi::Messages {
+        return openai::check(api, headers, body);
     }
     if headers.get("anthropic-version").is_none_or(|version| version.is_empty()) {
         return Err(invalid("anthropic-version: header is required"));
