@@ -56,6 +56,7 @@ pub fn run(root: &Path, check: bool) -> anyhow::Result<()> {
         ("schema/src/catalog/table.rs", table(&events.event, &fields)?),
         ("docs/reference/events.md", page(&events.event, &fields)),
         ("docs/reference/activity-event-v1.schema.json", json_schema(&events.event, &fields)?),
+        ("docs/reference/iteron-rpc-v1.schema.json", crate::iteron_rpc::json_schema()?),
     ];
     let mut stale = Vec::new();
     for (path, text) in &outputs {

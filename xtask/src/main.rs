@@ -6,6 +6,7 @@ mod codegen;
 mod dist;
 mod ebpf;
 mod fuzz;
+mod iteron_rpc;
 mod skips;
 mod test;
 
@@ -49,7 +50,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Generate the catalogue's table, JSON Schema and reference page
+    /// Generate the catalogue's table, JSON Schemas and reference page
     Codegen {
         /// Change nothing; fail when a generated file is stale
         #[arg(long)]

@@ -21,6 +21,9 @@ pub enum Command {
     /// Give the agent one task, and wait until it is done
     #[command(after_help = EXEC_HELP)]
     Exec(Box<ExecArguments>),
+    /// Hold a session that front ends steer by JSON-RPC
+    #[command(after_help = SERVE_HELP)]
+    Serve(Box<ServeArguments>),
     /// Look at session records
     #[command(subcommand)]
     Record(RecordCommand),
@@ -39,6 +42,21 @@ pub enum RecordCommand {
         head: Option<String>,
     },
 }
+
+const SERVE_HELP: &str = "\
+JSON-RPC 2.0, one message a line. Its schema is docs/reference/iteron-rpc-v1.schema.json.
+  initialize {protocol_version: 1}       first of all; answers with the session's ids
+  subscribe {}                           from then on: notifications event and acknowledgement
+  submit {submission_id, prompt}         hands a prompt over
+  control {submission_id, operation}     hands a control operation over, such as
+                                         {\"op\": \"cancel_turn\"} or {\"op\": \"quit_frontend\"}
+An answer to submit and control says that the session has it; what becomes of it comes as an
+acknowledgement, which the same submission_id again asks for once more. The socket has mode 0600, and
+processes of other users are turned away. Signals, environment and exit statuses are those of exec.
+
+Examples:
+  iteron serve --socket ./iteron.sock --record ./sessions
+  iteron serve --stdio --sandbox workspace";
 
 const VERIFY_HELP: &str = "\
 Prints how many entries there are, the hash of the last, and what is open: calls and runs without an
@@ -95,6 +113,31 @@ pub struct ExecArguments {
     #[arg(value_name = "PROMPT")]
     pub prompt: String,
 
+    /// Print one JSON event a line instead of the answer's text
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub session: SessionArguments,
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    /// Speak on standard input and output; the session ends when the input does
+    #[arg(long, required_unless_present = "socket", conflicts_with = "socket")]
+    pub stdio: bool,
+
+    /// Listen on this Unix socket, for any number of front ends of this user
+    #[arg(long, value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub session: SessionArguments,
+}
+
+/// What a session is, whatever front end it has.
+#[derive(Debug, Args)]
+pub struct SessionArguments {
     #[command(flatten)]
     pub model: ModelArguments,
 
@@ -121,10 +164,6 @@ pub struct ExecArguments {
     /// The collector's agent socket; without one, effects are unobserved
     #[arg(long, value_name = "PATH", env = "ACTIVITY_SOCKET")]
     pub collector_socket: Option<PathBuf>,
-
-    /// Print one JSON event a line instead of the answer's text
-    #[arg(long)]
-    pub json: bool,
 
     /// Keep a hash-chained record of the session here, content included
     #[arg(long, value_name = "DIR")]

@@ -8,6 +8,8 @@ mod model;
 mod policy;
 mod print;
 mod record;
+mod serve;
+mod setup;
 mod signals;
 
 use std::process::ExitCode;
@@ -21,6 +23,7 @@ fn main() -> ExitCode {
     start_log();
     match arguments.command {
         Command::Exec(arguments) => exec::run(*arguments),
+        Command::Serve(arguments) => serve::run(*arguments),
         Command::Record(RecordCommand::Verify { file, head }) => record::verify(&file, head.as_deref()),
     }
 }

@@ -1,12 +1,13 @@
 //! What became of a submission.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{ClientSubmissionId, PROTOCOL_VERSION};
 
 /// Where a submission is on its way. `Received` comes first, `Admitted` at most once, and exactly
 /// one of the other three is the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum SubmissionState {
     /// The session has it.
@@ -43,7 +44,7 @@ impl SubmissionState {
 }
 
 /// Why a prompt comes back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RequeueReason {
     /// It waited when the operator cancelled.
@@ -57,7 +58,7 @@ pub enum RequeueReason {
 }
 
 /// Why a submission cannot be carried out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum RejectionReason {
     /// As many prompts wait as may.
@@ -75,7 +76,7 @@ pub enum RejectionReason {
     InvalidEnvelope,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Acknowledgement {
     pub protocol_version: u32,
     pub submission_id: ClientSubmissionId,

@@ -1,5 +1,6 @@
 //! What a front end may ask of a session apart from a prompt.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{ClientSubmissionId, JobId};
@@ -9,7 +10,7 @@ use crate::{ClientSubmissionId, JobId};
 /// `expected` names the prompt whose run is meant. A session that works on another by then rejects
 /// the operation as stale, so that a late key never stops a later run. Without it, whatever runs is
 /// meant.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 pub enum ControlOp {
     /// Stop what runs: cooperatively, then by force within a bound. Prompts that wait are given

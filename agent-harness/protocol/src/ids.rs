@@ -3,11 +3,17 @@
 use std::fmt;
 use std::str::FromStr;
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Longest id accepted from outside, in bytes. Ids travel in every event's correlation.
 pub const ID_BYTES_MAX: usize = 128;
+
+/// What [`check_token`] takes, as a regular expression of JSON Schema.
+const TOKEN_PATTERN: &str = "^[A-Za-z0-9_:][A-Za-z0-9._:-]*$";
 
 /// Why a string is no id.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -45,6 +51,16 @@ macro_rules! uuid_id {
         impl fmt::Display for $name {
             fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 self.0.fmt(formatter)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "format": "uuid"})
             }
         }
     };
@@ -92,6 +108,16 @@ macro_rules! token_id {
         impl fmt::Display for $name {
             fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
                 formatter.write_str(&self.0)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "pattern": TOKEN_PATTERN, "maxLength": ID_BYTES_MAX})
             }
         }
     };
@@ -145,7 +171,7 @@ fresh_token!(SessionId);
 fresh_token!(ClientSubmissionId);
 
 /// A background job, numbered within its session from 1.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct JobId(pub u32);
 

@@ -15,6 +15,7 @@ mod ledger;
 mod outcome;
 mod output;
 mod permission;
+pub mod rpc;
 mod sandbox;
 mod submission;
 mod tool;

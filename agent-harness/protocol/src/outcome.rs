@@ -1,9 +1,10 @@
 //! How things end: runs and sessions, and what they cost.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How a run or a session ended. Exactly one for each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
     /// The model ended its turn.
@@ -33,7 +34,7 @@ impl Outcome {
 }
 
 /// Why a task failed although the provider answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureReason {
     TurnLimit,
@@ -55,7 +56,7 @@ impl FailureReason {
 }
 
 /// The `error_class` of `agent.model.failed`: a closed set of words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProviderErrorClass {
     Authentication,
@@ -93,7 +94,7 @@ impl ProviderErrorClass {
 }
 
 /// Tokens, in the provider-neutral sense: `input_tokens` excludes what came from or went to the cache.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Usage {
     pub input_tokens: u64,
     pub output_tokens: u64,

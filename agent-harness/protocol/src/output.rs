@@ -2,6 +2,7 @@
 //!
 //! A stream always ends with exactly one `session.ended`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
 };
 
 /// How a tool call's process tree is joined to the call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Join {
     /// The collector had the root process before it executed.
@@ -29,7 +30,7 @@ impl Join {
 }
 
 /// How a tool call ended. Exactly one per call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolStatus {
     Completed,
@@ -39,7 +40,7 @@ pub enum ToolStatus {
 }
 
 /// How a process tree ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Termination {
     /// Nobody had to end it.
@@ -55,7 +56,7 @@ pub enum Termination {
 }
 
 /// A dead process as `waitpid` gave it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Reaped {
     pub pid: i32,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,7 +66,7 @@ pub struct Reaped {
 }
 
 /// What became of the events meant for the collector.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct TelemetryCounts {
     pub accepted: u64,
     /// Refused by the collector.
@@ -77,7 +78,7 @@ pub struct TelemetryCounts {
 }
 
 /// One output line.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "type")]
 pub enum OutputEvent {
     #[serde(rename = "session.started")]

@@ -1,11 +1,12 @@
 //! Which tool calls may run.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::ToolClass;
 
 /// What is done about calls of a class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
     Allow,
@@ -26,7 +27,7 @@ impl Rule {
 }
 
 /// What becomes of a call that must be asked about where nobody can be asked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OnAsk {
     Allow,
@@ -34,7 +35,7 @@ pub enum OnAsk {
 }
 
 /// The rules of a session, a rule a class. Fixed from its start to its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Permissions {
     pub read: Rule,
@@ -92,7 +93,7 @@ impl Permissions {
 }
 
 /// What the rules say of one call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Its rule allows it.

@@ -1,9 +1,10 @@
 //! What keeps commands from doing more than they may.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The sandbox that a session asked for, and what of it this machine enforces.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "mode", rename_all = "snake_case")]
 pub enum SandboxState {
     /// Commands may do what this process may.
@@ -13,7 +14,7 @@ pub enum SandboxState {
 }
 
 /// One wall of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct SandboxPart {
     pub wall: Wall,
     /// Why it is not there; nothing when it is enforced.
@@ -21,7 +22,7 @@ pub struct SandboxPart {
     pub unsupported: Option<String>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Wall {
     /// Files outside of what may be written cannot be changed.

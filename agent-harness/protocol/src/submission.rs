@@ -1,5 +1,6 @@
 //! What a front end sends: one envelope around a prompt or a control operation.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{ClientSubmissionId, ControlOp};
@@ -10,7 +11,7 @@ pub const PROTOCOL_VERSION: u32 = 1;
 /// Longest prompt, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SubmissionEnvelope {
     pub protocol_version: u32,
@@ -18,7 +19,7 @@ pub struct SubmissionEnvelope {
     pub operation: Operation,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Operation {
     Prompt(String),

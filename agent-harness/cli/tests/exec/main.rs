@@ -11,3 +11,4 @@ mod ownership;
 mod providers;
 mod records;
 mod sandbox;
+mod serve;

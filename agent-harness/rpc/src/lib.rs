@@ -1,0 +1,19 @@
+//! The JSON-RPC front end: a session that other processes steer, over standard input and output or over
+//! a Unix socket. The messages are in [`iteron_protocol::rpc`].
+//!
+//! ```text
+//! front end ──▶ connection ── submissions ──▶ session
+//!           ◀── its queue ◀── hub ◀── events, acknowledgements ──┘
+//! ```
+//! A connection reads, answers, and hands submissions over; it waits for nothing else. The hub copies
+//! what a session tells to all that subscribed. One that does not read is disconnected once its queue is
+//! full, so that it holds up neither the session nor the others.
+
+mod connection;
+mod hub;
+mod message;
+mod socket;
+
+pub use connection::{AtEnd, Session, serve};
+pub use hub::{Hub, QUEUE_MAX};
+pub use socket::{ListenError, Listener};
