@@ -40,6 +40,9 @@ pub enum RecordCommand {
         /// A head that was kept before: the record must still contain it
         #[arg(long, value_name = "HASH")]
         head: Option<String>,
+        /// A public key that was kept: heads must be signed by it, or by another that is trusted
+        #[arg(long, value_name = "KEY")]
+        trust: Vec<String>,
     },
 }
 
@@ -59,13 +62,14 @@ Examples:
   iteron serve --stdio --sandbox workspace";
 
 const VERIFY_HELP: &str = "\
-Prints how many entries there are, the hash of the last, and what is open: calls and runs without an
-end. A chain of hashes shows that no entry was changed, taken out or put in; that its end was not cut
-off at an entry, or all of it written anew, it cannot show. Keep the head elsewhere for that.
+Prints how many entries there are, the hash of the last, what is open (calls and runs without an end),
+who signed heads, and up to which entry. A chain of hashes shows that no entry was changed, taken out or
+put in. That all of it was not written anew, signatures show to who kept the public key elsewhere and
+gives it with --trust; that its end was not cut off, only a head that was kept.
 
 Exit status:
   0    the record verifies; a torn tail is said
-  1    it does not, or does not contain the given head
+  1    it does not, does not contain the given head, or is signed by nobody or somebody who is not trusted
   2    it cannot be read";
 
 const EXEC_HELP: &str = "\
@@ -168,6 +172,11 @@ pub struct SessionArguments {
     /// Keep a hash-chained record of the session here, content included
     #[arg(long, value_name = "DIR")]
     pub record: Option<PathBuf>,
+
+    /// Sign the record's heads with this key: a file, or a pipe, of 64 hex digits. Without it, with a
+    /// fresh one that ends with this process; its public part is in session.started
+    #[arg(long, value_name = "FILE", requires = "record")]
+    pub signing_key: Option<PathBuf>,
 
     /// Go on with the conversation in the record. What a crash left open is closed as interrupted;
     /// nothing is done again

@@ -24,7 +24,9 @@ fn main() -> ExitCode {
     match arguments.command {
         Command::Exec(arguments) => exec::run(*arguments),
         Command::Serve(arguments) => serve::run(*arguments),
-        Command::Record(RecordCommand::Verify { file, head }) => record::verify(&file, head.as_deref()),
+        Command::Record(RecordCommand::Verify { file, head, trust }) => {
+            record::verify(&file, head.as_deref(), &trust)
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use crate::print::note;
 
 /// Checks a record, and prints one line of JSON about it.
 #[allow(clippy::print_stdout, reason = "the command's answer")]
-pub fn verify(path: &Path, head: Option<&str>) -> ExitCode {
+pub fn verify(path: &Path, head: Option<&str>, trust: &[String]) -> ExitCode {
     let mut intents: BTreeSet<ToolCallId> = BTreeSet::new();
     let (mut runs_open, mut has_head) = (0_u64, head.is_none());
     let verified = File::open(path).map_err(VerifyError::from).and_then(|file| {
@@ -42,12 +42,19 @@ pub fn verify(path: &Path, head: Option<&str>) -> ExitCode {
                 "calls_open": intents,
                 "runs_open": runs_open,
                 "contains_head": head.map(|_| has_head),
+                "signed_through": found.signed_through,
+                "signed_by": found.signed_by,
             });
             println!("{answer}");
             if !has_head {
                 note("the record verifies, but does not contain the given head");
             }
-            ExitCode::from(u8::from(!has_head))
+            let signed = found.signed_through > 0 && found.signed_by.iter().all(|key| trust.contains(key));
+            let is_trusted = trust.is_empty() || signed;
+            if !is_trusted {
+                note("the record verifies, but who is trusted did not sign it, or somebody else did too");
+            }
+            ExitCode::from(u8::from(!has_head || !is_trusted))
         }
         Err(error) => {
             note(&format!("{}: {error}", path.display()));

@@ -8,6 +8,7 @@ use anyhow::{Context, bail};
 use iteron_lifecycle::{Correlation, Lifecycle, LifecycleConfig};
 use iteron_protocol::{Outcome, Rule, SessionId, ToolClass};
 use iteron_provider::Provider;
+use iteron_record::HeadKey;
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord};
 use iteron_tools::{FileTools, Ownership, Sandbox, SandboxConfig, ShellConfig, ShellTool, Toolbox};
 
@@ -158,7 +159,13 @@ fn prepare_sandbox(policy: &Policy, cwd: &Path) -> anyhow::Result<Option<Arc<San
 
 fn open_record(arguments: &SessionArguments, session: &SessionId) -> anyhow::Result<Option<SessionRecord>> {
     let Some(dir) = &arguments.record else { return Ok(None) };
-    let record = SessionRecord::open(dir, session)?;
+    let key = match &arguments.signing_key {
+        Some(path) => HeadKey::read(path)?,
+        // The key is in this memory and nowhere else; commands cannot look there.
+        None => HeadKey::from_seed(rand::random()),
+    };
+    note(&format!("the heads of the record are signed by {}", key.public()));
+    let record = SessionRecord::open(dir, session, key)?;
     let path = record.path().display();
     if record.torn_bytes > 0 {
         note(&format!("{path}: {} bytes of a torn entry were cut off", record.torn_bytes));

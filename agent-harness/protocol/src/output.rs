@@ -89,6 +89,9 @@ pub enum OutputEvent {
         client_version: String,
         permissions: Permissions,
         sandbox: SandboxState,
+        /// The public key by which the record's heads are signed; absent when no record is kept.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        record_key: Option<String>,
         /// How the session's own process is joined; absent when effects are unobserved.
         #[serde(skip_serializing_if = "Option::is_none")]
         join: Option<Join>,

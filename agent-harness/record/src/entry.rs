@@ -128,6 +128,12 @@ pub enum Entry {
         outcome: Outcome,
         turns: u32,
     },
+    /// The holder of the key vouches for the record up to the line before this one.
+    HeadSigned {
+        /// Ed25519, as 64 hex digits.
+        public_key: String,
+        signature: String,
+    },
 }
 
 impl Entry {
@@ -150,6 +156,7 @@ impl Entry {
             | Self::Controlled { .. }
             | Self::ModelRequested { .. }
             | Self::ToolDecided { .. }
+            | Self::HeadSigned { .. }
             | Self::ToolIntended { .. } => false,
         }
     }
@@ -194,7 +201,20 @@ pub(crate) fn unseal(bytes: &[u8]) -> Option<(Line, String)> {
     Some((line, String::from_utf8(hash.to_vec()).ok()?))
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// The bytes of exactly so many hex digits, lower case.
+pub(crate) fn from_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let is_hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if text.len() != 2 * N || !text.bytes().all(is_hex) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * at..2 * at + 2], 16).ok()?;
+    }
+    Some(bytes)
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
         // Writing to a String cannot fail.

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
 use crate::entry::{Entry, GENESIS, Line, seal, unseal};
+use crate::signing::{HeadKey, is_signed};
 
 /// Longest line that is read back, in bytes: an entry holds at most one model answer.
 const LINE_BYTES_MAX: usize = 64 * 1024 * 1024;
@@ -46,6 +47,8 @@ pub enum VerifyError {
     Entry { line: u64 },
     #[error("line {line} does not follow the one before it")]
     Chain { line: u64 },
+    #[error("line {line} has a signature that is not of the line before it")]
+    Signature { line: u64 },
     #[error("line {line} is longer than {LINE_BYTES_MAX} bytes")]
     TooLong { line: u64 },
 }
@@ -85,6 +88,10 @@ pub struct Verified {
     pub head: String,
     pub intact_bytes: u64,
     pub torn_bytes: u64,
+    /// The last entry that a signature vouches for; 0 when none does.
+    pub signed_through: u64,
+    /// Public keys that signed heads, in order of their first.
+    pub signed_by: Vec<String>,
 }
 
 impl Record {
@@ -150,6 +157,13 @@ impl Record {
         Ok(seq)
     }
 
+    /// Signs the head, and appends that. The entry's number, or nothing while there are no others.
+    pub fn sign(&mut self, at_ms: i64, key: &HeadKey) -> Result<Option<u64>, AppendError> {
+        let signed = key.sign(self.next_seq - 1, &self.head).filter(|_| self.next_seq > 1);
+        let Some(signature) = signed else { return Ok(None) };
+        self.append(at_ms, Entry::HeadSigned { public_key: key.public(), signature }).map(Some)
+    }
+
     /// A way to sync what was appended without holding up what is being appended.
     pub fn syncer(&self) -> io::Result<Syncer> {
         Ok(Syncer(self.file.try_clone()?))
@@ -189,7 +203,14 @@ pub fn verify(file: impl io::Read + Seek) -> Result<Verified, VerifyError> {
 pub fn replay(file: impl io::Read + Seek, mut each: impl FnMut(Line)) -> Result<Verified, VerifyError> {
     let mut reader = BufReader::new(file);
     reader.seek(SeekFrom::Start(0))?;
-    let mut found = Verified { entries: 0, head: GENESIS.to_owned(), intact_bytes: 0, torn_bytes: 0 };
+    let mut found = Verified {
+        entries: 0,
+        head: GENESIS.to_owned(),
+        intact_bytes: 0,
+        torn_bytes: 0,
+        signed_through: 0,
+        signed_by: Vec::new(),
+    };
     let mut bytes = Vec::new();
     loop {
         let line = found.entries + 1;
@@ -209,6 +230,15 @@ pub fn replay(file: impl io::Read + Seek, mut each: impl FnMut(Line)) -> Result<
         let (entry, hash) = unseal(body).ok_or(VerifyError::Entry { line })?;
         if entry.seq != line || entry.prev != found.head {
             return Err(VerifyError::Chain { line });
+        }
+        if let Entry::HeadSigned { public_key, signature } = &entry.entry {
+            if !is_signed(public_key, signature, found.entries, &found.head) {
+                return Err(VerifyError::Signature { line });
+            }
+            found.signed_through = found.entries;
+            if !found.signed_by.contains(public_key) {
+                found.signed_by.push(public_key.clone());
+            }
         }
         found.entries = line;
         found.head = hash;

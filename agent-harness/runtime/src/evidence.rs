@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use iteron_lifecycle::{Event, EventOutcome, Lifecycle, ModelPayload, ScopeHandle, SessionPayload};
 use iteron_protocol::{Outcome, OutputEvent};
-use iteron_record::{Entry, Record, Syncer};
+use iteron_record::{AppendError, Entry, HeadKey, Record, Syncer};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -34,17 +34,21 @@ pub(crate) struct Evidence {
 struct Recording {
     record: Mutex<Record>,
     syncer: Arc<Syncer>,
+    key: HeadKey,
 }
 
 impl Evidence {
     pub(crate) fn new(
-        record: Option<(Record, Syncer)>,
+        record: Option<(Record, Syncer, HeadKey)>,
         lifecycle: Option<Lifecycle>,
         clock: WallClock,
         output: mpsc::Sender<OutputEvent>,
     ) -> Self {
-        let record =
-            record.map(|(record, syncer)| Recording { record: Mutex::new(record), syncer: Arc::new(syncer) });
+        let record = record.map(|(record, syncer, key)| Recording {
+            record: Mutex::new(record),
+            syncer: Arc::new(syncer),
+            key,
+        });
         let session_scope = OnceLock::new();
         Self { record, broken: watch::Sender::new(false), lifecycle, session_scope, clock, output }
     }
@@ -52,13 +56,20 @@ impl Evidence {
     /// Appends to the record, where there is one, and gives the entry's number. A failure is
     /// remembered; see [`Self::is_broken`].
     pub(crate) fn record(&self, entry: Entry) -> Option<u64> {
+        self.write(|record, _, at_ms| record.append(at_ms, entry))
+    }
+
+    fn write<T>(
+        &self,
+        write: impl FnOnce(&mut Record, &HeadKey, i64) -> Result<T, AppendError>,
+    ) -> Option<T> {
         let recording = self.record.as_ref()?;
         if self.is_broken() {
             return None;
         }
         let mut record = recording.record.lock().unwrap_or_else(PoisonError::into_inner);
-        match record.append((self.clock)(), entry) {
-            Ok(seq) => Some(seq),
+        match write(&mut record, &recording.key, (self.clock)()) {
+            Ok(written) => Some(written),
             Err(error) => {
                 tracing::error!(%error, path = %record.path().display(), "the session record is broken");
                 self.broken.send_replace(true);
@@ -67,10 +78,16 @@ impl Evidence {
         }
     }
 
-    /// Appends what closes something, and waits until it is on disk.
+    /// The public key by which the record's heads are signed.
+    pub(crate) fn record_key(&self) -> Option<String> {
+        self.record.as_ref().map(|recording| recording.key.public())
+    }
+
+    /// Appends what closes something, signs that, and waits until both are on disk.
     pub(crate) async fn record_end(&self, entry: Entry) {
         debug_assert!(entry.is_terminal());
         self.record(entry);
+        self.write(|record, key, at_ms| record.sign(at_ms, key));
         let Some(Recording { syncer, .. }) = &self.record else { return };
         let syncer = Arc::clone(syncer);
         // On a thread of its own: a slow disk must not hold up control.

@@ -10,24 +10,27 @@ use iteron_context::{Block, Conversation, ConversationError, ToolResult};
 use iteron_protocol::{
     ClientSubmissionId, Ledger, Outcome, RequeueReason, SessionId, SubmissionState, ToolCallId, ToolStatus,
 };
-use iteron_record::{Entry, Line, OpenError, Record, Syncer};
+use iteron_record::{Entry, HeadKey, Line, OpenError, Record, Syncer};
 
 /// A session's record, open for appending, and what it says of the time before.
 pub struct SessionRecord {
     pub(crate) record: Record,
     pub(crate) syncer: Syncer,
+    /// Signs heads.
+    pub(crate) key: HeadKey,
     pub torn_bytes: u64,
     pub past: Past,
 }
 
 impl SessionRecord {
-    /// Opens or creates the record of `session` in `dir`, and verifies it.
-    pub fn open(dir: &Path, session: &SessionId) -> Result<Self, OpenError> {
+    /// Opens or creates the record of `session` in `dir`, and verifies it. Its heads are signed with
+    /// `key` from now on.
+    pub fn open(dir: &Path, session: &SessionId, key: HeadKey) -> Result<Self, OpenError> {
         let mut past = Past::default();
         let (record, opened) = Record::open(dir, session, |line| past.take(line))?;
         let syncer =
             record.syncer().map_err(|source| OpenError::Io { path: record.path().to_owned(), source })?;
-        Ok(Self { record, syncer, torn_bytes: opened.torn_bytes, past })
+        Ok(Self { record, syncer, key, torn_bytes: opened.torn_bytes, past })
     }
 
     #[must_use]
@@ -119,6 +122,7 @@ impl Past {
             | Entry::Recovered { .. }
             | Entry::JobEnded { .. }
             | Entry::ToolDecided { .. }
+            | Entry::HeadSigned { .. }
             | Entry::SessionEnded { .. } => {}
         }
         Ok(())

@@ -106,7 +106,7 @@ impl Session {
         let mut ledger = Ledger::default();
         let (evidence, closing) = match record {
             None => (Evidence::new(None, lifecycle, clock, output_in), Vec::new()),
-            Some(SessionRecord { record, syncer, torn_bytes, past }) => {
+            Some(SessionRecord { record, syncer, key, torn_bytes, past }) => {
                 let settled = past.settle();
                 ledger = settled.ledger;
                 if config.resume {
@@ -114,7 +114,7 @@ impl Session {
                 }
                 let torn = (torn_bytes > 0).then_some(Entry::Recovered { torn_bytes });
                 let closing = torn.into_iter().chain(settled.entries).collect();
-                (Evidence::new(Some((record, syncer)), lifecycle, clock, output_in), closing)
+                (Evidence::new(Some((record, syncer, key)), lifecycle, clock, output_in), closing)
             }
         };
         for entry in closing {
@@ -160,6 +160,7 @@ async fn start(agent: &Agent) {
         client_version: CLIENT_VERSION.to_owned(),
         permissions: config.permissions,
         sandbox: agent.tools.shell.sandbox(),
+        record_key: evidence.record_key(),
         join,
     });
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 
 use crate::lab::{Lab, Run, binary, pid_of, until};
@@ -65,41 +67,136 @@ async fn what_a_kill_left_open_is_told_as_unknown_and_not_done_again() {
     assert_eq!((code, &answer["runs_open"], &answer["calls_open"]), (Some(0), &json!(0), &json!([])));
 }
 
-/// Killed at any point, again and again: the record verifies, the next run goes on, and no call has
-/// its effect twice.
-#[tokio::test]
-async fn killed_at_ten_points_a_session_resumes_and_repeats_nothing() {
+/// Killed after each of `delays`, again and again: the record verifies, the next run goes on, no input
+/// is lost, and no call has its effect twice.
+async fn killed(delays: impl IntoIterator<Item = Duration>) {
     let append = "echo $ITERON_TOOL_CALL_ID >> effects";
     let script = json!({"turns": [
         {"text": "on", "tool_use": [{"name": "shell", "input": {"command": append}},
                                     {"name": "shell", "input": {"command": format!("sleep 0.02; {append}")}}]},
+        {"tool_use": [{"name": "write", "input": {"path": "written", "content": "whole\n"}},
+                      {"name": "shell", "input": {"command": format!("{append}; sleep 600"), "background": true}},
+                      {"name": "search", "input": {"pattern": "absent"}}]},
     ], "repeat": true});
     let lab = Lab::new(&script.to_string()).await;
-    let mut resumed = false;
-    // Spread over start, request, scope, effect and record; the numbers are arbitrary.
-    for delay_ms in [9, 23, 31, 47, 64, 83, 110, 150, 210, 290] {
+    let (mut resumed, mut kills, mut prompts) = (false, 0, 0);
+    for delay in delays {
         let arguments = if resumed { with(&["--resume", "go on"]) } else { with(&["begin"]) };
         let child = lab.command(&arguments).spawn().unwrap();
-        tokio::time::sleep(Duration::from_millis(delay_ms)).await;
+        tokio::time::sleep(delay).await;
         kill(Pid::from_raw(pid_of(&child)), Signal::SIGKILL).unwrap();
         let run = Run::of(child).await;
         assert_eq!(run.code, None, "{}", run.stderr);
+        kills += 1;
         if lab.path("records/s.jsonl").exists() {
-            assert_eq!(verify(&lab, &[]).await.0, Some(0));
+            let (code, answer) = verify(&lab, &[]).await;
+            assert_eq!(code, Some(0), "after {kills} kills: {answer}");
         }
         resumed = !entries(&lab).is_empty();
+        prompts += usize::from(!of_kind(&lab, "submitted").is_empty());
+        if let Ok(text) = std::fs::read_to_string(lab.path("written")) {
+            assert_eq!(text, "whole\n", "a part of a file");
+        }
     }
     assert!(lab.model.refused().is_empty(), "{:?}", lab.model.refused());
-    let intended: Vec<String> = of_kind(&lab, "tool_intended")
-        .iter()
-        .map(|entry| entry["tool_call_id"].as_str().unwrap().to_owned())
-        .collect();
-    assert!(!intended.is_empty(), "no run came as far as a tool");
+    honest(&lab);
+    let (intended, unknown) = (of_kind(&lab, "tool_intended").len(), of_kind(&lab, "effect_unknown").len());
+    let submitted = of_kind(&lab, "submitted").len();
+    assert!(intended > 0 && prompts > 0, "no run came as far as a tool");
+    println!("{kills} kills: {submitted} prompts, {intended} calls, {unknown} with an unknown effect");
+}
+
+/// What the record says against what was done.
+fn honest(lab: &Lab) {
+    let ids = |kind: &str, key: &str| -> Vec<String> {
+        of_kind(lab, kind).iter().map(|entry| entry[key].as_str().unwrap().to_owned()).collect()
+    };
+    let intended = ids("tool_intended", "tool_call_id");
     let effects = std::fs::read_to_string(lab.path("effects")).unwrap_or_default();
     let effects: Vec<&str> = effects.lines().collect();
     let once: BTreeSet<&str> = effects.iter().copied().collect();
     assert_eq!(once.len(), effects.len(), "an effect happened twice");
     assert!(once.iter().all(|effect| intended.iter().any(|id| id == effect)), "an effect without an intent");
+    // Each intent has one end, an unknown one included; but what the last kill left open.
+    let unknown = ids("effect_unknown", "tool_call_id");
+    let ended = ids("tool_ended", "tool_call_id");
+    let open = intended.iter().filter(|id| {
+        let ends = ended.iter().chain(&unknown).filter(|end| end == id).count();
+        assert!(ends <= 1, "call {id} has {ends} ends");
+        ends == 0
+    });
+    assert!(open.count() <= 1, "a call was forgotten");
+    // Each prompt is in exactly one place: applied, returned, or, the last one, on its way.
+    let (admitted, returned) = (ids("admitted", "submission_id"), ids("returned", "submission_id"));
+    let submitted = ids("submitted", "submission_id");
+    for id in &submitted {
+        let places = admitted.iter().chain(&returned).filter(|place| *place == id).count();
+        assert!(places == 1 || (places == 0 && submitted.last() == Some(id)), "{id} is in {places} places");
+    }
+    let ends = ids("run_ended", "submission_id");
+    let once: BTreeSet<&String> = ends.iter().collect();
+    assert_eq!(once.len(), ends.len(), "a run has two ends");
+    assert!(admitted.iter().rev().skip(1).all(|id| once.contains(id)), "a run has no end");
+}
+
+#[tokio::test]
+async fn killed_at_ten_points_a_session_resumes_and_repeats_nothing() {
+    // Spread over start, request, scope, effect and record; the numbers are arbitrary.
+    killed([9, 23, 31, 47, 64, 83, 110, 150, 210, 290].map(Duration::from_millis)).await;
+}
+
+#[tokio::test]
+#[ignore = "a campaign of a minute"]
+async fn soak_killed_at_two_hundred_random_points() {
+    let mut rng = StdRng::seed_from_u64(200);
+    killed((0..200).map(|_| Duration::from_micros(rng.random_range(1_000..250_000))).collect::<Vec<_>>())
+        .await;
+}
+
+/// The key of each process is told when its session begins; whoever kept it finds a record written anew.
+#[tokio::test]
+async fn heads_are_signed_and_a_record_written_anew_is_found_by_who_kept_the_key() {
+    let lab = Lab::new(r#"[{"text": "one"}, {"text": "two"}]"#).await;
+    let key_of = |run: &Run| run.lines()[0]["record_key"].as_str().unwrap().to_owned();
+    let run = lab.run(&with(&["do it"])).await;
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    let key = key_of(&run);
+    assert!(run.stderr.contains(&format!("signed by {key}")), "{}", run.stderr);
+    let (code, answer) = verify(&lab, &["--trust", &key]).await;
+    let entries = answer["entries"].as_u64().unwrap();
+    assert_eq!((code, &answer["signed_by"]), (Some(0), &json!([key])));
+    assert_eq!(answer["signed_through"], json!(entries - 1), "all but the last signature itself");
+    assert_eq!(verify(&lab, &["--trust", &"0".repeat(64)]).await.0, Some(1));
+
+    let second = key_of(&lab.run(&with(&["--resume", "go on"])).await);
+    assert_ne!(key, second);
+    assert_eq!(verify(&lab, &["--trust", &key]).await.0, Some(1), "somebody else signed too");
+    assert_eq!(verify(&lab, &["--trust", &key, "--trust", &second]).await.0, Some(0));
+
+    // Somebody writes all of it anew: the chain is whole, and so are the signatures, of another.
+    std::fs::remove_dir_all(lab.path("records")).unwrap();
+    let lab_again = Lab::new(r#"[{"text": "one"}]"#).await;
+    let dir = lab.path("records").display().to_string();
+    let forged = ["--json", "--record", &dir, "--session", "s", "do it not"];
+    assert_eq!(lab_again.run(&forged).await.code, Some(0));
+    assert_eq!(verify(&lab, &[]).await.0, Some(0));
+    assert_eq!(verify(&lab, &["--trust", &key]).await.0, Some(1));
+}
+
+#[tokio::test]
+async fn a_key_that_is_given_signs_and_is_in_no_output() {
+    let seed = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60";
+    let lab = Lab::new(&crate::lab::shell_then_done("env")).await;
+    std::fs::write(lab.path("seed"), seed).unwrap();
+    let run = lab.run(&with(&["--signing-key", "seed", "do it"])).await;
+    assert_eq!(run.code, Some(0), "{}", run.stderr);
+    // Of RFC 8032, section 7.1.
+    let key = "d75a980182b10ab7d54bfed3c964073a0ee172f3daa62325af021a68f707511a";
+    assert_eq!(verify(&lab, &["--trust", key]).await.0, Some(0));
+    let record = std::fs::read_to_string(lab.path("records/s.jsonl")).unwrap();
+    assert!(!run.stdout.contains(seed) && !run.stderr.contains(seed) && !record.contains(seed));
+    std::fs::write(lab.path("seed"), "short").unwrap();
+    assert_eq!(lab.run(&with(&["--signing-key", "seed", "do it"])).await.code, Some(2));
 }
 
 #[tokio::test]

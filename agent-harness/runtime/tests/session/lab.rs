@@ -10,7 +10,7 @@ use iteron_protocol::{
     SubmissionState,
 };
 use iteron_provider::{Api, ApiKey, Limits, Provider, ProviderConfig};
-use iteron_record::verify;
+use iteron_record::{HeadKey, verify};
 use iteron_runtime::{Session, SessionConfig, SessionParts, SessionRecord, Submitter};
 use iteron_testkit::scripted_model::{Script, ScriptedModel};
 use iteron_tools::{FileTools, Ownership, ShellConfig, ShellTool, Toolbox};
@@ -57,7 +57,8 @@ impl Lab {
         let key = ApiKey::new("sk-test").unwrap();
         let provider = ProviderConfig::new(Api::Messages, &model.base_url(), key, Limits::default()).unwrap();
         let ownership = Arc::new(Ownership::of_library());
-        let record = SessionRecord::open(dir.path(), &config.session_id).unwrap();
+        let record =
+            SessionRecord::open(dir.path(), &config.session_id, HeadKey::from_seed([7; 32])).unwrap();
         let parts = SessionParts {
             provider: Provider::new(provider).unwrap(),
             tools: Toolbox {
