@@ -12,3 +12,4 @@ mod providers;
 mod records;
 mod sandbox;
 mod serve;
+mod task;
