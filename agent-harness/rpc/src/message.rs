@@ -90,7 +90,66 @@ pub(crate) fn error(refusal: &Refusal) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// JSON that is nearly a request, and text that is nearly JSON.
+    fn line() -> impl Strategy<Value = String> {
+        let word = prop::sample::select(vec![
+            "jsonrpc",
+            "2.0",
+            "id",
+            "method",
+            "params",
+            "submit",
+            "control",
+            "initialize",
+            "submission_id",
+            "prompt",
+            "operation",
+            "op",
+            "cancel_turn",
+            "protocol_version",
+            "s-1",
+            "",
+        ]);
+        let leaf = prop_oneof![
+            word.clone().prop_map(|word| json!(word)),
+            any::<i64>().prop_map(|number| json!(number)),
+            Just(json!(null)),
+        ];
+        let json = leaf.prop_recursive(4, 32, 6, move |inner| {
+            let object =
+                prop::collection::btree_map(word.clone().prop_map(str::to_owned), inner.clone(), 0..6);
+            prop_oneof![
+                object.prop_map(|object| json!(object)),
+                prop::collection::vec(inner, 0..4).prop_map(|list| json!(list)),
+            ]
+        });
+        let cut = (json, any::<prop::sample::Index>(), any::<bool>());
+        cut.prop_map(|(json, at, whole)| {
+            let text = json.to_string();
+            if whole { text } else { text.chars().take(at.index(text.len() + 1)).collect() }
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, cases: 5000, ..ProptestConfig::default() })]
+
+        /// Whatever comes, its answer is one object of JSON-RPC, or none where none is due.
+        #[test]
+        fn whatever_comes_is_a_request_or_is_refused_in_form(line in line()) {
+            if let Err(refusal) = parse(&line)
+                && let Some(answer) = error(&refusal)
+            {
+                let answer: Value = serde_json::from_str(&answer).unwrap();
+                prop_assert_eq!(&answer["jsonrpc"], "2.0");
+                prop_assert!(answer.get("id").is_some_and(is_id));
+                prop_assert!(answer["error"]["code"].as_i64().is_some_and(|code| (-32700..=-32600).contains(&code)));
+            }
+        }
+    }
 
     #[test]
     fn what_is_no_request_is_refused_by_its_code() {

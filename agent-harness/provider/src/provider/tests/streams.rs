@@ -1,5 +1,7 @@
 //! Answers from bytes, however they come.
 
+use proptest::prelude::*;
+
 use super::*;
 
 async fn read_chunks(api: Api, chunks: Vec<Bytes>) -> (Result<Answer, ProviderError>, String) {
@@ -163,4 +165,45 @@ async fn a_line_of_48_mib_in_small_pieces_is_read_in_the_time_that_its_bytes_tak
     assert!(matches!(answer, Err(ProviderError::StreamCut)), "{answer:?}");
     // Looked at anew with every piece, it would be 300 GB.
     assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+}
+
+/// A valid stream in which bytes are changed, taken out, put in or doubled, in pieces of any size.
+fn damaged() -> impl Strategy<Value = (Api, Vec<Bytes>)> {
+    let script = r#"{"thinking": "hm", "text": "naïve", "tool_use": [{"name": "s", "input": {"a": "é\\n"}}],
+        "faults": {"unknown_event": true, "duplicate_usage": true}}"#;
+    let edit = (any::<prop::sample::Index>(), 0_u8..4, any::<u8>());
+    (0..Api::ALL.len(), prop::collection::vec(edit, 0..8), 1_usize..200).prop_map(
+        move |(api, edits, size)| {
+            let mut bytes = sse_bytes(Api::ALL[api], &turn(script));
+            for (at, kind, byte) in edits {
+                let at = at.index(bytes.len());
+                match kind {
+                    0 => bytes[at] = byte,
+                    1 => drop(bytes.remove(at)),
+                    2 => bytes.insert(at, byte),
+                    _ => bytes.extend_from_within(at..),
+                }
+            }
+            (Api::ALL[api], bytes.chunks(size).map(Bytes::copy_from_slice).collect())
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 2000, ..ProptestConfig::default() })]
+
+    /// Whatever a peer sends: an answer with an object for each call's input, or an error, and no panic.
+    #[test]
+    fn whatever_a_peer_sends_is_an_answer_or_an_error((api, chunks) in damaged()) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        if let (Ok(answer), _) = runtime.block_on(read_chunks(api, chunks)) {
+            for block in &answer.blocks {
+                if let Block::ToolUse { input, .. } = block {
+                    prop_assert!(input.is_object());
+                }
+            }
+            let calls = answer.blocks.iter().filter(|block| matches!(block, Block::ToolUse { .. })).count();
+            prop_assert_eq!(calls, answer.calls.len());
+        }
+    }
 }

@@ -123,6 +123,7 @@ fn a_link_that_is_put_in_place_meanwhile_leads_nowhere() {
                 std::thread::sleep(std::time::Duration::from_micros(20));
             }
         });
+        let _done = Done(&done);
         for round in 0..200 {
             for (tool, input) in [
                 ("read", json!({"path": "dir/secret"})),
@@ -141,7 +142,6 @@ fn a_link_that_is_put_in_place_meanwhile_leads_nowhere() {
                 }
             }
         }
-        done.store(true, Ordering::Relaxed);
     });
     assert!(
         seen > 100 && refused > 0 && swaps.load(Ordering::Relaxed) > 100,

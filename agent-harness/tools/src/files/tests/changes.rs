@@ -54,11 +54,12 @@ fn nobody_sees_a_part_of_a_file() {
             }
             reads
         });
+        let all_written = Done(&done);
         for round in 0..100 {
             let content = text(if round % 2 == 0 { "b" } else { "a" });
             lab.call("write", &json!({"path": "f", "content": content})).unwrap();
         }
-        done.store(true, Ordering::Relaxed);
+        drop(all_written);
         reader.join().unwrap()
     });
     assert!(reads > 10, "{reads} reads");
