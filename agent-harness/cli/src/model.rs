@@ -41,9 +41,9 @@ pub struct ModelArguments {
 pub enum Speaks {
     /// Anthropic Messages
     Anthropic,
-    /// `OpenAI` Responses
+    /// OpenAI Responses
     Openai,
-    /// Chat completions, of `OpenAI` or what is compatible
+    /// Chat completions, of OpenAI or what is compatible
     OpenaiChat,
 }
 

@@ -13,9 +13,9 @@ const MESSAGES_VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 pub enum Api {
     /// Anthropic Messages.
     Messages,
-    /// `OpenAI` Responses.
+    /// OpenAI Responses.
     Responses,
-    /// Chat completions of `OpenAI`, and of what is compatible.
+    /// Chat completions of OpenAI, and of what is compatible.
     Chat,
 }
 
@@ -32,7 +32,7 @@ impl Api {
         }
     }
 
-    /// Below the base URL, which has the version for `OpenAI`'s, as its variable has by convention.
+    /// Below the base URL, which has the version for OpenAI's, as its variable has by convention.
     pub(crate) const fn path(self) -> &'static str {
         match self {
             Self::Messages => "/v1/messages",

@@ -104,7 +104,7 @@ fn tool_input(json: &str) -> ToolInput {
     }
 }
 
-/// Of counters in which cached tokens are among the input's, as `OpenAI`'s APIs have them.
+/// Of counters in which cached tokens are among the input's, as OpenAI's APIs have them.
 fn usage_with_cached(input: Option<u64>, cached: Option<u64>, output: Option<u64>) -> Usage {
     let (input, cached) = (input.unwrap_or(0), cached.unwrap_or(0));
     Usage {

@@ -1,4 +1,4 @@
-//! Asks a model: Anthropic Messages, `OpenAI` Responses, and chat completions, streamed.
+//! Asks a model: Anthropic Messages, OpenAI Responses, and chat completions, streamed.
 //!
 //! Depends on `iteron-protocol` and `iteron-context`; the runtime alone uses it. It owns what lies
 //! between a request and a whole answer: transport, timeouts, retries before the first byte, and

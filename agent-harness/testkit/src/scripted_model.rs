@@ -1,4 +1,4 @@
-//! A server that speaks the Anthropic Messages API, `OpenAI` Responses and chat completions, and answers
+//! A server that speaks the Anthropic Messages API, OpenAI Responses and chat completions, and answers
 //! from a script.
 //!
 //! Each request takes the script's next turn, faults included. Requests that the real API would

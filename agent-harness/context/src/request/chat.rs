@@ -1,4 +1,4 @@
-//! Chat completions, as `OpenAI` and many others take them.
+//! Chat completions, as OpenAI and many others take them.
 
 use serde::Serialize;
 use serde_json::{Value, json};

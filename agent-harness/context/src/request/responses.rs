@@ -1,4 +1,4 @@
-//! `OpenAI` Responses: the conversation as a list of items. Nothing is left at the provider (`store`),
+//! OpenAI Responses: the conversation as a list of items. Nothing is left at the provider (`store`),
 //! so each question carries all of it.
 
 use serde::Serialize;

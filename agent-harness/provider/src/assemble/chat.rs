@@ -1,4 +1,4 @@
-//! Chat completions, as `OpenAI` and many others stream them:
+//! Chat completions, as OpenAI and many others stream them:
 //! <https://platform.openai.com/docs/api-reference/chat-streaming>.
 
 use std::collections::BTreeMap;

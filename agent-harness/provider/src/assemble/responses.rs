@@ -1,4 +1,4 @@
-//! `OpenAI` Responses: <https://platform.openai.com/docs/api-reference/responses-streaming>.
+//! OpenAI Responses: <https://platform.openai.com/docs/api-reference/responses-streaming>.
 //!
 //! Items are taken whole, when they are done; deltas of text are for whoever watches. Reasoning is
 //! not kept: without the provider's store it could not be sent back.

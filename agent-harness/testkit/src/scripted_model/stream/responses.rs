@@ -1,4 +1,4 @@
-//! A turn in the events of the `OpenAI` Responses API.
+//! A turn in the events of the OpenAI Responses API.
 
 use serde_json::{Value, json};
 

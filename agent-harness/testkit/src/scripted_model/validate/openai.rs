@@ -1,4 +1,4 @@
-//! What `OpenAI`'s APIs refuse.
+//! What OpenAI's APIs refuse.
 
 use std::collections::BTreeSet;
 
