@@ -6,8 +6,9 @@
 //!           ◀── its queue ◀── hub ◀── events, acknowledgements ──┘
 //! ```
 //! A connection reads, answers, and hands submissions over; it waits for nothing else. The hub copies
-//! what a session tells to all that subscribed. One that does not read is disconnected once its queue is
-//! full, so that it holds up neither the session nor the others.
+//! what a session tells to all that subscribed, at the pace of the slowest. One that does not read at all is
+//! disconnected, so that it holds up neither the session nor the others for long; acknowledgements it never
+//! holds up.
 
 mod connection;
 mod hub;

@@ -47,18 +47,23 @@ impl Listener {
             if !there.file_type().is_socket() {
                 return Err(ListenError::NoSocket(path.to_owned()));
             }
-            match UnixStream::connect(path) {
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path).map_err(failed)?;
-                }
-                _ => return Err(ListenError::InUse(path.to_owned())),
+            let answers = UnixStream::connect(path);
+            if !answers.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+                return Err(ListenError::InUse(path.to_owned()));
             }
         }
+        // Bound beside its place: the name is there once somebody listens, so that nobody who waits for it
+        // is refused, and no other process takes it for one that was left behind.
+        let beside = path.with_file_name(format!(".i{}", std::process::id()));
         let mask = umask(Mode::from_bits_truncate(0o177));
-        let bound = StdListener::bind(path);
+        let bound = StdListener::bind(&beside);
         umask(mask);
         let listener = bound.map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
+        let placed = listener.set_nonblocking(true).and_then(|()| std::fs::rename(&beside, path));
+        if let Err(source) = placed {
+            let _ = std::fs::remove_file(&beside);
+            return Err(failed(source));
+        }
         let there = path.symlink_metadata().map_err(failed)?;
         let identity = (there.dev(), there.ino());
         Ok(Self { listener: Some(listener), path: path.to_owned(), identity })

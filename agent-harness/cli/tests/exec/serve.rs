@@ -204,7 +204,7 @@ async fn front_ends_on_a_socket_hear_the_same_and_any_of_them_cancels() {
     // One that leaves takes nothing with it.
     drop(second);
     first.until(|told| told["params"]["type"] == "model.completed").await;
-    first.control("d", json!({"op": "drain_session"})).await;
+    first.control("d", json!({"op": "quit_frontend"})).await;
     first.rest().await;
     assert_eq!(first.events().last().unwrap(), "session.ended");
     assert_eq!(ended(child).await.code, Some(0));
@@ -247,7 +247,7 @@ async fn what_is_out_of_order_or_too_long_is_refused_and_harms_nobody() {
     assert_eq!(ended(child).await.code, Some(0));
 }
 
-/// It is cut off once 4,096 messages wait for it, and the others hear all.
+/// It is cut off when its 4,096 messages are full for two seconds, and the others hear all.
 #[tokio::test]
 async fn a_front_end_that_does_not_read_holds_up_nobody() {
     // Eight letters an event, and more events than the queue and the socket hold.
