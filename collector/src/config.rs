@@ -127,7 +127,7 @@ pub enum ConfigError {
 
 impl Config {
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
+        let text = crate::bounded::read_text(path)
             .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
         let config: Config = toml::from_str(&text).map_err(|e| ConfigError::Toml {
             path: path.to_owned(),

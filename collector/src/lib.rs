@@ -3,6 +3,7 @@
 //! One writer owns the spool; sources never see it, and the spool never sees the network.
 
 pub mod agent_socket;
+pub mod bounded;
 pub mod clock;
 pub mod config;
 pub mod daemon;

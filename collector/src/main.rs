@@ -1,14 +1,13 @@
 //! `activity-collector`: the daemon beside the sandbox.
 
-use std::fs::File;
-use std::io::{self, Read, Write as _};
-use std::path::{Path, PathBuf};
+use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use activity_collector::config::Config;
 use activity_collector::privilege::Owner;
 use activity_collector::uplink::identity::{Applicant, IdentityDir, enroll, read_certificates};
-use activity_collector::{daemon, identity};
+use activity_collector::{bounded, daemon, identity};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
@@ -81,7 +80,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Enroll { config, gateway, server_name, ca, token_file } => {
             let config = Config::load(&config)?;
-            let token = read_token(&token_file)
+            let token = bounded::read_text(&token_file)
                 .with_context(|| format!("cannot read a token from {}", token_file.display()))?;
             let ca = read_certificates(&ca)?;
             // The files belong to whoever will run on them.
@@ -111,19 +110,6 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             print(&(serde_json::to_string_pretty(&done)? + "\n"))
         }
     }
-}
-
-/// Most bytes of a token file.
-const TOKEN_FILE_BYTES_MAX: u64 = 64 * 1024;
-
-fn read_token(file: &Path) -> io::Result<String> {
-    let input: Box<dyn Read> =
-        if file.as_os_str() == "-" { Box::new(io::stdin()) } else { Box::new(File::open(file)?) };
-    let mut text = String::new();
-    if input.take(TOKEN_FILE_BYTES_MAX + 1).read_to_string(&mut text)? as u64 > TOKEN_FILE_BYTES_MAX {
-        return Err(io::Error::other("longer than 64 KiB, which no token is"));
-    }
-    Ok(text)
 }
 
 /// The token of a file: alone, or in the JSON that `activity-gateway token` prints.

@@ -201,8 +201,15 @@ impl<D: Disk> Uplink<D> {
             if !self.lanes[lane].feed.registered {
                 let feed = &self.lanes[lane].feed;
                 let (key, epoch) = (feed.key, feed.epoch.clone());
-                self.identity =
-                    identity::renew(&self.dir, &self.identity, &client, key, epoch.clone()).await?;
+                match identity::renew(&self.dir, &self.identity, &client, key, epoch.clone()).await {
+                    Ok(identity) => self.identity = identity,
+                    // The gateway knows the key, and the certificate before is still good. A full disk must not keep what
+                    // fills it from being sent.
+                    Err(error @ IdentityError::File { .. }) => {
+                        tracing::warn!(error = %full(&error), "the new certificate cannot be kept");
+                    }
+                    Err(error) => return Err(error),
+                }
                 self.lanes[lane].feed.registered = true;
                 (self.to_recorder)(FromUplink::Registered { epoch });
             }

@@ -105,8 +105,8 @@ impl<D: Disk> EpochSpool<D> {
             let why = format!("format {} is not known to this version", identity.format);
             return Err(unusable("epoch.json", &why));
         }
-        let seed: [u8; 32] =
-            disk.read(&dir.join("key"))?.try_into().map_err(|_| unusable("key", &"not a key of 32 bytes"))?;
+        let seed = disk.read(&dir.join("key")).map_err(|error| unusable("key", &error))?;
+        let seed: [u8; 32] = seed.try_into().map_err(|_| unusable("key", &"not a key of 32 bytes"))?;
         let (slots, acks) = Slots::open::<D, AckState>(disk, &dir.join("acks.state"))?;
         let acks = acks.unwrap_or_default();
         let (mut streams, mut damage) = (BTreeMap::new(), BTreeMap::new());

@@ -15,6 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use serde::{Deserialize, Serialize};
 
 use super::client::{Client, ClientError, Endpoint};
+use crate::bounded;
 
 /// `identity.json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -52,6 +53,9 @@ pub enum IdentityError {
     Client(#[from] ClientError),
 }
 
+/// The collector's key and its certificate, PEM.
+const CLIENT: &str = "client.pem";
+
 /// Files of the enrolment, below the state folder.
 #[derive(Debug, Clone)]
 pub struct IdentityDir(PathBuf);
@@ -75,9 +79,11 @@ impl IdentityDir {
     /// TLS 1.3 with the client certificate.
     pub fn tls(&self) -> Result<Arc<rustls::ClientConfig>, IdentityError> {
         let ca = self.certificates("ca.pem")?;
-        let chain = self.certificates("cert.pem")?;
-        let path = self.0.join("key.pem");
-        let key = PrivateKeyDer::from_pem_file(&path)
+        let chain = self.certificates(CLIENT)?;
+        let path = self.0.join(CLIENT);
+        let key =
+            bounded::read(&path).map_err(|source| IdentityError::File { path: path.clone(), source })?;
+        let key = PrivateKeyDer::from_pem_slice(&key)
             .map_err(|e| IdentityError::Malformed { path, message: e.to_string() })?;
         client_tls(ca, Some((chain, key)))
     }
@@ -99,8 +105,8 @@ impl IdentityDir {
         use std::os::unix::fs::DirBuilderExt as _;
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.0);
         made.map_err(|source| IdentityError::File { path: self.0.clone(), source })?;
-        file("key.pem", key_pem.as_bytes())?;
-        file("cert.pem", answer.certificate_pem.as_bytes())?;
+        // One file: a key without its certificate would lock the collector out.
+        file(CLIENT, format!("{key_pem}{}", answer.certificate_pem).as_bytes())?;
         file("ca.pem", answer.ca_pem.as_bytes())?;
         // Last: without it the rest is not used.
         file("identity.json", &serde_json::to_vec_pretty(identity).unwrap_or_default())
@@ -205,8 +211,9 @@ fn client_tls(
 /// The certificates of a PEM file.
 pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
     let malformed = |message: String| IdentityError::Malformed { path: path.to_owned(), message };
-    let all: Result<Vec<_>, _> =
-        CertificateDer::pem_file_iter(path).map_err(|e| malformed(e.to_string()))?.collect();
+    let bytes =
+        bounded::read(path).map_err(|source| IdentityError::File { path: path.to_owned(), source })?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
     let all = all.map_err(|e| malformed(e.to_string()))?;
     if all.is_empty() { Err(malformed("it holds no certificate".to_owned())) } else { Ok(all) }
 }
