@@ -8,6 +8,7 @@
 //! <epoch>/registered              the gateway knows the key
 //! <epoch>/acks.state              acknowledged batches by class; preallocated
 //! <epoch>/<class>/<sequence>.seg  segments: see `frame`
+//! <epoch>/<class>/head            sequence after the newest line
 //! ```
 //!
 //! Rules that must stay true:
@@ -175,7 +176,10 @@ impl<D: Disk> Spool<D> {
         let now = wanted.created;
         let mut epochs = Vec::new();
         for name in disk.list(dir)? {
-            if disk.read(&dir.join(&name).join("epoch.json")).is_ok() {
+            // One that a crash left before it was an epoch has no streams yet.
+            let has_streams =
+                || disk.list(&dir.join(&name)).is_ok_and(|all| all.iter().any(|n| n == "critical"));
+            if disk.read(&dir.join(&name).join("epoch.json")).is_ok() || has_streams() {
                 epochs.push(EpochSpool::open(&disk, dir, &name)?);
             }
         }

@@ -60,7 +60,7 @@ impl Daemon {
         let wall = self.recorder.clock().wall;
         let newest = self.recovery.newest.unwrap_or(wall);
         for (epoch, class, damage) in self.recovery.damage.clone() {
-            let Damage { torn_bytes, corrupt_batches, broken, headless } = damage;
+            let Damage { torn_bytes, corrupt_batches, broken, headless, missing } = damage;
             // What is left of a headless stream is not sent either, however old it is.
             let since = if headless { began(&epoch).unwrap_or(newest) } else { newest };
             let stream = format!("{}/{epoch}/{class}", self.recorder.spool().identity().collector_id);
@@ -69,7 +69,12 @@ impl Daemon {
                 let loss = loss(newest).counted(last - first + 1, true);
                 self.recorder.lose(loss.of_stream(class, stream.clone(), Some((first, last))));
             }
-            if torn_bytes > 0 || broken {
+            if let Some((count, newest)) = missing {
+                let since = newest.or_else(|| began(&epoch)).unwrap_or(since).min(wall);
+                let loss = Loss::of(LossReason::SpoolCorrupt, "spool", &[], (since, wall));
+                self.recorder.lose(loss.counted(count, true).of_stream(class, stream.clone(), None));
+            }
+            if (torn_bytes > 0 || broken) && (missing.is_none() || headless) {
                 self.recorder.lose(loss(wall).counted(1, false).of_stream(class, stream, None));
             }
         }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::Disk;
 use super::reader::SpoolReader;
-use super::recover::{Damage, open_stream};
+use super::recover::{Damage, missing, open_stream};
 use super::slots::Slots;
 use super::stream::{BatchIndex, HeaderFacts, StreamLog};
 
@@ -99,8 +99,9 @@ impl<D: Disk> EpochSpool<D> {
                 dir.join(name).display()
             ))
         };
-        let identity: EpochIdentity = serde_json::from_slice(&disk.read(&dir.join("epoch.json"))?)
-            .map_err(|error| unusable("epoch.json", &error))?;
+        let identity = disk.read(&dir.join("epoch.json")).map_err(|error| unusable("epoch.json", &error))?;
+        let identity: EpochIdentity =
+            serde_json::from_slice(&identity).map_err(|error| unusable("epoch.json", &error))?;
         if identity.format != EPOCH_FORMAT {
             let why = format!("format {} is not known to this version", identity.format);
             return Err(unusable("epoch.json", &why));
@@ -118,7 +119,13 @@ impl<D: Disk> EpochSpool<D> {
             };
             let index = BatchIndex::default();
             let (mut log, mut found) = open_stream(disk, dir.join(class.as_str()), stream, index)?;
-            let acked = acks.streams.get(class.as_str()).map_or(0, |a| a.batch_number);
+            let (acked, sequence) =
+                acks.streams.get(class.as_str()).map_or((0, 0), |a| (a.batch_number, a.sequence));
+            let missing = missing(&log, sequence);
+            if missing > 0 {
+                found.broken = true;
+                found.missing = Some((missing, log.newest()));
+            }
             if acked > 0 {
                 // Its numbers were used: going on from an earlier one would fork the stream.
                 found.broken |= acked >= log.next_batch;

@@ -27,6 +27,18 @@ pub struct Damage {
     pub broken: bool,
     /// Batches in front of the first that is left are gone without an acknowledgement: no gateway takes what is left.
     pub headless: bool,
+    /// Lines that were appended and are gone without an acknowledgement, and the newest event of the stream before them.
+    pub missing: Option<(u64, Option<Timestamp>)>,
+}
+
+/// In a stream's folder: the sequence after the newest line that was appended, u64 LE. It is written after the line, and
+/// shows when segments are gone as a whole or cut at the end of a frame. A power cut may lose it or leave it ahead.
+const HEAD: &str = "head";
+
+/// What the stream's head says that its segments do not hold, given what is acknowledged.
+pub(super) fn missing<D: Disk>(log: &StreamLog<D>, acked: u64) -> u64 {
+    let head = log.disk.read(&log.dir.join(HEAD)).ok().and_then(|bytes| bytes.try_into().ok());
+    head.map_or(0, u64::from_le_bytes).saturating_sub(log.next_sequence.max(acked + 1))
 }
 
 /// Opens a stream's folder, creating it when absent.
@@ -54,6 +66,7 @@ pub(super) fn open_stream<D: Disk>(
         newest_sealed: None,
         losses_told: Vec::new(),
         cursors: BTreeMap::new(),
+        head: None,
     };
     let mut damage = Damage::default();
     for (i, name) in names.iter().enumerate() {
@@ -70,8 +83,10 @@ pub(super) fn open_stream<D: Disk>(
     }
     if damage.broken {
         // Open lines behind a hole cannot be sealed; they are part of the loss that the damage becomes.
+        log.next_sequence -= log.open.count();
         log.open = OpenBatch::default();
     }
+    log.head = Some(disk.open(&dir.join(HEAD))?);
     log.sync_recovered()?;
     Ok((log, damage))
 }

@@ -116,6 +116,8 @@ pub struct StreamLog<D: Disk> {
     /// Event ids of the losses that recovery found told in sealed batches.
     pub losses_told: Vec<Uuid>,
     pub cursors: BTreeMap<u8, u64>,
+    /// Says how far the stream has come, apart from its segments.
+    pub head: Option<D::File>,
 }
 
 /// What a header says beyond the lines.
@@ -164,6 +166,8 @@ impl<D: Disk> StreamLog<D> {
             self.cursors.insert(cursor.ring, cursor.position);
         }
         self.next_sequence += lines.len() as u64;
+        // The lines are there; without it, only their loss would not be noticed.
+        let _ = self.head.as_ref().map(|head| head.write_at(0, &self.next_sequence.to_le_bytes()));
         Ok(())
     }
 

@@ -363,6 +363,56 @@ fn a_missing_first_segment_begins_an_epoch() {
     assert_eq!(spool.identity().epoch.as_str(), "epoch-0001");
 }
 
+/// Nothing in what is left says so: whole frames, and seals that follow on each other.
+#[test]
+fn a_newest_segment_that_is_gone_or_cut_at_a_frame_is_counted_and_begins_an_epoch() {
+    type Harm = fn(&mut BTreeMap<std::path::PathBuf, faulty_disk::FileState>);
+    let gone: Harm = |files| files.retain(|path, _| path.extension().is_none_or(|e| e != "seg"));
+    let cut: Harm = |files| {
+        let file = files.iter_mut().find(|(path, _)| path.extension().is_some_and(|e| e == "seg")).unwrap().1;
+        let (_, first) = frame::decode(&file.bytes[8..]).unwrap();
+        file.bytes.truncate(8 + first);
+    };
+    for (harm, missing, newest) in [(gone, 4, None), (cut, 3, Some(Timestamp::from_nanos(0)))] {
+        let disk = FaultyDisk::default();
+        let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+        for n in 0..4 {
+            spool.append(Class::Critical, &[line(n)], &[], 0).unwrap();
+        }
+        drop(spool);
+        harm(&mut disk.0.lock().unwrap().files);
+        let (spool, recovery) = open(&disk, 1, SMALL).unwrap();
+        assert_eq!(recovery.state, SpoolState::TornTail);
+        assert_eq!(recovery.damage[0].2.missing, Some((missing, newest)));
+        assert_eq!(spool.identity().epoch.as_str(), "epoch-0001");
+    }
+    // What is acknowledged is not missing.
+    let disk = FaultyDisk::default();
+    let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+    spool.append(Class::Critical, &[line(1)], &[], 0).unwrap();
+    seal(&mut spool, Class::Critical).unwrap();
+    let epoch = spool.identity().epoch.clone();
+    spool.release(&epoch, Class::Critical, 1, Hash::default()).unwrap();
+    drop(spool);
+    gone(&mut disk.0.lock().unwrap().files);
+    let (_, recovery) = open(&disk, 1, SMALL).unwrap();
+    assert_eq!(recovery.damage[0].2.missing, None);
+}
+
+/// What an operator has to look at is named, and not passed over.
+#[test]
+fn an_epoch_without_its_identity_or_its_key_is_named() {
+    for file in ["epoch.json", "key"] {
+        let disk = FaultyDisk::default();
+        let (mut spool, _) = open(&disk, 0, SMALL).unwrap();
+        spool.append(Class::Critical, &[line(1)], &[], 0).unwrap();
+        drop(spool);
+        disk.0.lock().unwrap().files.retain(|path, _| path.file_name().is_none_or(|name| name != file));
+        let Err(error) = open(&disk, 1, SMALL) else { panic!("{file} is not missed") };
+        assert!(error.to_string().contains(&format!("epoch-0000/{file}")), "{error}");
+    }
+}
+
 #[test]
 fn ring_cursors_survive_and_another_boot_begins_an_epoch() {
     let disk = FaultyDisk::default();
