@@ -5,7 +5,7 @@ pub mod agent;
 pub(crate) mod duties;
 mod hearing;
 mod network;
-mod quota;
+pub mod quota;
 mod recall;
 mod rings;
 mod start;

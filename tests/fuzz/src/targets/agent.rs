@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use activity_collector::agent_socket::{AgentRequest, Answer, Peer};
-use activity_collector::daemon::agent::{Parts, Quota, ScopeLog, handle};
+use activity_collector::daemon::agent::{Parts, ScopeLog, handle};
+use activity_collector::daemon::quota::Quotas;
 use activity_collector::identity::ProcessIds;
 use activity_collector::observe::Observer;
 use activity_collector::sandbox::Sandboxes;
@@ -59,7 +60,7 @@ fn submit(
     events: bool,
     body: &[u8],
 ) -> usize {
-    let (mut quota, mut rejected) = (Quota::new(fixture::CLOCK.boot_ns), 0);
+    let (mut quota, mut rejected) = (Quotas::default(), 0);
     let dir = crate::stored::folder();
     let (mut log, _) = ScopeLog::open(&dir.path().join("scopes"), "boot").expect("the folder can be written");
     let mut parts = Parts {
