@@ -40,6 +40,8 @@ enum Address {
 pub enum ClientError {
     #[error("gateway URL {0:?} is neither https://HOST:PORT nor unix:/PATH")]
     Url(String),
+    #[error("the gateway URL holds a name or a password: the certificate says who the collector is")]
+    UserInfo,
     #[error("gateway server name {0:?} is not a DNS name or address")]
     ServerName(String),
     #[error("cannot connect to the gateway")]
@@ -66,6 +68,9 @@ impl Endpoint {
             return Ok(Endpoint { address: Address::Unix(path.to_owned()), server_name });
         }
         let uri: http::Uri = url.parse().map_err(|_| bad())?;
+        if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
+            return Err(ClientError::UserInfo);
+        }
         if uri.scheme_str() != Some("https") || !matches!(uri.path(), "" | "/") {
             return Err(bad());
         }

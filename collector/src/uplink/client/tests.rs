@@ -109,3 +109,18 @@ async fn a_silent_gateway_is_pinged_after_15_s() {
     let _client = Client::connect(&endpoint, client).await.unwrap();
     assert_eq!(pinged.await.unwrap().as_millis() / 100, 150);
 }
+
+#[test]
+fn a_gateway_url_is_https_or_a_unix_socket_and_holds_no_credential() {
+    let parsed = |url| Endpoint::parse(url, None);
+    assert!(parsed("https://gateway.example:7443").is_ok() && parsed("unix:/run/gateway.sock").is_ok());
+    for url in ["https://me:hunter2@gateway.example:7443", "https://me@gateway.example:7443"] {
+        let error = parsed(url).unwrap_err().to_string();
+        assert!(!error.contains("me@") && !error.contains("hunter2"), "{error}");
+    }
+    for url in
+        ["http://gateway.example:7443", "https://gateway.example", "https://gateway.example:1/x", "unix:"]
+    {
+        assert!(matches!(parsed(url), Err(ClientError::Url(_))), "{url}");
+    }
+}
