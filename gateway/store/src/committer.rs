@@ -30,9 +30,21 @@ use crate::tenant::{FORKS_MAX, OpenBatch, Stored, StreamState, Tenant, few};
 /// One caller's batches on their way.
 pub(crate) struct Job {
     pub tenant: Arc<Tenant>,
-    pub batches: Vec<Result<Checked, BatchRefusal>>,
+    pub batches: Vec<Judged>,
     pub reply: oneshot::Sender<Result<Vec<BatchResult>, CommitError>>,
     pub queued_at: Instant,
+}
+
+/// A batch as the callers' side leaves it.
+pub(crate) enum Judged {
+    Checked(Box<Checked>),
+    Refused(BatchRefusal),
+    /// Its lines were not looked at: it could not be stored, or its request held too much before it.
+    Unread {
+        stream: StreamId,
+        number: u64,
+        hash: Hash,
+    },
 }
 
 /// Why a group did not become durable. Nothing of it was acknowledged.
@@ -64,6 +76,20 @@ struct InGroup {
     /// Streams as they will be when the group is durable; filled on first use.
     streams: BTreeMap<StreamId, Pending>,
     placed: Vec<Placed>,
+}
+
+impl InGroup {
+    fn pending(&mut self, stream: &StreamId) -> &mut Pending {
+        self.streams.entry(stream.clone()).or_insert_with(|| {
+            let state = self.tenant.state.read();
+            let known = state.streams.get(stream);
+            Pending {
+                head: known.map(|s| s.head.clone()).unwrap_or_default(),
+                receipts: BTreeMap::new(),
+                forks: known.map_or(0, |s| s.forks.len()),
+            }
+        })
+    }
 }
 
 /// A stream within the group being built.
@@ -158,14 +184,15 @@ impl<'a> Committer<'a> {
         group: &mut BTreeMap<TenantId, InGroup>,
         frames: &mut Vec<u8>,
         tenant: &Arc<Tenant>,
-        batches: Vec<Result<Checked, BatchRefusal>>,
+        batches: Vec<Judged>,
     ) -> Result<Vec<BatchResult>, CommitError> {
         let entry = group.entry(tenant.id.clone()).or_insert_with(|| self.enter(tenant));
         let mut results = Vec::with_capacity(batches.len());
         for batch in batches {
             results.push(match batch {
-                Ok(checked) => self.place(entry, frames, checked)?,
-                Err(refusal) => {
+                Judged::Checked(checked) => self.place(entry, frames, *checked)?,
+                Judged::Unread { stream, number, hash } => self.pass_over(entry, &stream, number, hash),
+                Judged::Refused(refusal) => {
                     self.shared.metrics.batches_refused.add(1);
                     BatchResult::Refused { reason: refusal.to_string() }
                 }
@@ -200,27 +227,12 @@ impl<'a> Committer<'a> {
         checked: Checked,
     ) -> Result<BatchResult, CommitError> {
         let metrics = &self.shared.metrics;
-        let stream = checked.header.stream();
+        let (stream, number) = (checked.header.stream(), checked.header.batch_number);
+        if let Some(answer) = self.answer_again(group, &stream, number, checked.hash) {
+            return Ok(answer);
+        }
         let tenant = Arc::clone(&group.tenant);
-        let pending = group.streams.entry(stream.clone()).or_insert_with(|| {
-            let state = tenant.state.read();
-            let known = state.streams.get(&stream);
-            Pending {
-                head: known.map(|s| s.head.clone()).unwrap_or_default(),
-                receipts: BTreeMap::new(),
-                forks: known.map_or(0, |s| s.forks.len()),
-            }
-        });
-        if let Some((receipt, fork)) = pending.receipts.get(&checked.hash).cloned() {
-            metrics.batches_duplicate.add(1);
-            return Ok(if fork { BatchResult::Fork { receipt } } else { BatchResult::Duplicate { receipt } });
-        }
-        let known = self.shared.find_stored(&tenant, &stream, checked.header.batch_number, checked.hash);
-        if let Some((stored, fork)) = known {
-            metrics.batches_duplicate.add(1);
-            let receipt = self.shared.receipt(&group.origin, checked.hash, stored);
-            return Ok(if fork { BatchResult::Fork { receipt } } else { BatchResult::Duplicate { receipt } });
-        }
+        let pending = group.pending(&stream);
         // The very batch is not stored, so whatever is stored under its number is another one.
         let fork = match judge(&pending.head, None, &checked.header, checked.hash) {
             Verdict::Gap { next_batch_number } => {
@@ -239,6 +251,7 @@ impl<'a> Committer<'a> {
         let withheld = checked.content.elided.len() as u64;
         let placed =
             self.frame(group.next_leaf, group.received_at, &tenant, frames, checked, &receipt, fork)?;
+        let pending = group.pending(&stream);
         if fork {
             pending.forks += 1;
         } else {
@@ -252,6 +265,33 @@ impl<'a> Committer<'a> {
         group.next_leaf += 1;
         group.placed.push(placed);
         Ok(if fork { BatchResult::Fork { receipt } } else { BatchResult::Stored { receipt, withheld } })
+    }
+
+    /// The answer to a batch that was not read: it is stored already, or must come again behind what is.
+    fn pass_over(&self, group: &mut InGroup, stream: &StreamId, number: u64, hash: Hash) -> BatchResult {
+        self.answer_again(group, stream, number, hash).unwrap_or_else(|| {
+            self.shared.metrics.batches_gap.add(1);
+            BatchResult::Gap { next_batch_number: group.pending(stream).head.batch_number + 1 }
+        })
+    }
+
+    /// The receipt of a batch that is stored or in this group.
+    fn answer_again(
+        &self,
+        group: &mut InGroup,
+        stream: &StreamId,
+        number: u64,
+        hash: Hash,
+    ) -> Option<BatchResult> {
+        let (receipt, fork) = match group.pending(stream).receipts.get(&hash).cloned() {
+            Some(known) => known,
+            None => {
+                let (stored, fork) = self.shared.find_stored(&group.tenant, stream, number, hash)?;
+                (self.shared.receipt(&group.origin, hash, stored), fork)
+            }
+        };
+        self.shared.metrics.batches_duplicate.add(1);
+        Some(if fork { BatchResult::Fork { receipt } } else { BatchResult::Duplicate { receipt } })
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one frame")]

@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 
 use crate::bundle::{Export, ExportError, ExportRequest};
 use crate::check::{Checked, Content, Facts};
-use crate::committer::Job;
+use crate::committer::{Job, Judged};
 use crate::control::{ControlError, ControlRecord, Import};
 use crate::queue::NoRoom;
 use crate::record::Places;
@@ -330,14 +330,19 @@ impl Importer {
         self.next_sequence += lines.len() as u64;
         self.previous = signed.hash();
         let bytes = raw.len() as u64;
-        let _ticket = shared.queue.enter(bytes).map_err(|why| match why {
+        let _ticket = shared.queue.enter(&self.tenant.id, None, bytes).map_err(|why| match why {
             NoRoom::Stopping => ImportError::Closed,
             NoRoom::Overloaded => ImportError::Overloaded { stored: report.stored },
         })?;
         let checked = self.checked(&signed, &lines);
         let (reply, answer) = oneshot::channel();
         let tenant = Arc::clone(&self.tenant);
-        shared.queue.push(Job { tenant, batches: vec![Ok(checked)], reply, queued_at: Instant::now() });
+        shared.queue.push(Job {
+            tenant,
+            batches: vec![Judged::Checked(Box::new(checked))],
+            reply,
+            queued_at: Instant::now(),
+        });
         let fail = |reason: String, stored| ImportError::NotStored { stored, reason };
         let results = answer.blocking_recv().map_err(|_| ImportError::Closed)?;
         match results.map_err(|e| fail(e.to_string(), report.stored))?.first() {

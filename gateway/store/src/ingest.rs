@@ -1,17 +1,15 @@
 //! Batches from collectors: checked on the caller's side, committed in groups, answered when durable.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use activity_schema::SignedBatch;
 use activity_schema::api::BatchResult;
-use tokio::sync::oneshot;
 
-use crate::check::{BatchRefusal, Checked, LineCheck, check_content, check_origin, header_alone};
-use crate::committer::{CommitError, Job};
-use crate::queue::{NoRoom, Ticket};
-use crate::store::{OpenError, Shared, Store};
-use crate::tenant::Tenant;
+use crate::checking::{Checking, Turn, weight};
+use crate::committer::CommitError;
+use crate::queue::NoRoom;
+use crate::store::{OpenError, Store};
 use crate::types::Caller;
 
 /// When to try again after the queue was full.
@@ -54,19 +52,25 @@ impl Store {
         if shared.disk_free().map_err(IngestError::Io)? < shared.config.reserve_bytes {
             return Err(IngestError::Full { retry_after: FULL_RETRY });
         }
-        let bytes: u64 = batches.iter().map(batch_bytes).sum();
-        let ticket = shared.queue.enter(bytes).map_err(|why| match why {
+        let room = shared.queue.enter(&caller.tenant, Some(&caller.collector_id), weight(&batches));
+        let ticket = room.map_err(|why| match why {
             NoRoom::Stopping => IngestError::Stopping,
             NoRoom::Overloaded => IngestError::Overloaded { retry_after: OVERLOADED_RETRY },
         })?;
-        let caller = caller.clone();
-        let turn = Arc::clone(&shared.checking).acquire_owned().await.map_err(|_| IngestError::Stopping)?;
-        let checking = tokio::task::spawn_blocking(move || {
-            let queued = shared.check_and_queue(&caller, batches, ticket);
-            drop(turn);
-            queued
-        });
-        let (answer, ticket) = checking.await.map_err(|_| IngestError::Stopping)??;
+        let turns = Arc::clone(&shared.checking);
+        let mut checking = Box::new(Checking::new(shared, caller.clone(), batches));
+        let answer = loop {
+            // Turns are given in the order in which they are asked for: whoever has had one is last again.
+            let turn = Arc::clone(&turns).acquire_owned().await.map_err(|_| IngestError::Stopping)?;
+            let task = tokio::task::spawn_blocking(move || {
+                let _turn = turn;
+                checking.turn()
+            });
+            match task.await.map_err(|_| IngestError::Stopping)?? {
+                Turn::More(rest) => checking = rest,
+                Turn::Queued(answer) => break answer,
+            }
+        };
         // A committer that ended without an answer committed nothing.
         let result = answer.await.map_err(|_| IngestError::Stopping)?;
         drop(ticket);
@@ -80,51 +84,4 @@ impl Store {
 
 fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-}
-
-fn batch_bytes(batch: &SignedBatch) -> u64 {
-    (batch.header_bytes.len() + batch.body.as_ref().map_or(0, bytes::Bytes::len)) as u64
-}
-
-type Queued = (oneshot::Receiver<Result<Vec<BatchResult>, CommitError>>, Ticket);
-
-impl Shared {
-    fn check_and_queue(
-        &self,
-        caller: &Caller,
-        batches: Vec<SignedBatch>,
-        ticket: Ticket,
-    ) -> Result<Queued, IngestError> {
-        let tenant = self.make_tenant(&caller.tenant).map_err(|e| IngestError::Tenant(Box::new(e)))?;
-        let batches = batches.into_iter().map(|batch| self.check(caller, &tenant, batch)).collect();
-        let (reply, answer) = oneshot::channel();
-        self.queue.push(Job { tenant, batches, reply, queued_at: Instant::now() });
-        Ok((answer, ticket))
-    }
-
-    fn check(&self, caller: &Caller, tenant: &Tenant, batch: SignedBatch) -> Result<Checked, BatchRefusal> {
-        check_origin(&batch, caller, |header| {
-            self.control.lock().is_revoked(&caller.tenant, &caller.collector_id, &header.key_id)
-        })?;
-        let hash = batch.hash();
-        let stream = batch.header.stream();
-        let content = if self.find_stored(tenant, &stream, batch.header.batch_number, hash).is_some() {
-            // The committer answers with its receipt and stores nothing.
-            header_alone(&batch.header)
-        } else {
-            let with =
-                LineCheck { instances: &caller.instances, terms: &tenant.keys.terms, recent: &self.recent };
-            let mut content = check_content(&batch, &with)?;
-            content.facts.unknown_receipts = self.unknown_receipts(tenant, &content.facts.telemetry);
-            content
-        };
-        Ok(Checked {
-            received_bytes: batch_bytes(&batch),
-            hash,
-            content,
-            header: batch.header,
-            header_bytes: batch.header_bytes,
-            signature: batch.signature,
-        })
-    }
 }

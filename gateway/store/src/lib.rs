@@ -22,6 +22,7 @@ mod block;
 mod block_entry;
 mod bundle;
 mod check;
+mod checking;
 mod closing;
 mod commit;
 mod committer;

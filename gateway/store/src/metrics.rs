@@ -22,6 +22,7 @@ metrics!(
     batches_forked,
     batches_gap,
     batches_refused,
+    batches_unread,
     events_stored,
     events_withheld,
     events_unknown,

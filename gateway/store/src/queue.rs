@@ -1,15 +1,21 @@
 //! Batches between their callers and the committer: bounded, and drained before the store closes.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use activity_schema::ids::{CollectorId, TenantId};
 use parking_lot::{Condvar, Mutex};
 
 use crate::committer::Job;
 
-/// Most bytes of batches that are being checked or wait for their commit.
-pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 64 * 1024 * 1024;
+/// Most bytes of requests that are being checked or wait for their commit, counted raw: 100 collectors with two streams
+/// have 400 MiB under way at most.
+pub(crate) const IN_FLIGHT_BYTES_MAX: u64 = 512 * 1024 * 1024;
+/// Of these, one tenant's: a flood of one leaves room for the others.
+pub(crate) const TENANT_BYTES_MAX: u64 = 448 * 1024 * 1024;
+/// Requests of one collector; it has a stream a class, and one request of each.
+pub(crate) const COLLECTOR_REQUESTS_MAX: u64 = 4;
 
 #[derive(Default)]
 pub(crate) struct Queue {
@@ -21,6 +27,8 @@ struct State {
     jobs: VecDeque<Job>,
     tickets: u64,
     in_flight_bytes: u64,
+    tenant_bytes: BTreeMap<TenantId, u64>,
+    collector_requests: BTreeMap<(TenantId, CollectorId), u64>,
     stopping: bool,
     seal_requests: u64,
     committing_since: Option<Instant>,
@@ -29,6 +37,8 @@ struct State {
 /// Room in the queue; given back when dropped.
 pub(crate) struct Ticket {
     state: Arc<(Mutex<State>, Condvar)>,
+    tenant: TenantId,
+    collector: Option<CollectorId>,
     bytes: u64,
 }
 
@@ -37,7 +47,21 @@ impl Drop for Ticket {
         let mut state = self.state.0.lock();
         state.tickets -= 1;
         state.in_flight_bytes -= self.bytes;
+        take_back(&mut state.tenant_bytes, &self.tenant, self.bytes);
+        if let Some(collector) = self.collector.take() {
+            take_back(&mut state.collector_requests, &(self.tenant.clone(), collector), 1);
+        }
         self.state.1.notify_all();
+    }
+}
+
+/// A key stays only while something of it is under way.
+fn take_back<K: Ord>(counts: &mut BTreeMap<K, u64>, key: &K, n: u64) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= n;
+        if *count == 0 {
+            counts.remove(key);
+        }
     }
 }
 
@@ -58,7 +82,13 @@ pub(crate) enum Work {
 }
 
 impl Queue {
-    pub(crate) fn enter(&self, bytes: u64) -> Result<Ticket, NoRoom> {
+    /// `collector` counts the request against those of its sender.
+    pub(crate) fn enter(
+        &self,
+        tenant: &TenantId,
+        collector: Option<&CollectorId>,
+        bytes: u64,
+    ) -> Result<Ticket, NoRoom> {
         let mut state = self.state.0.lock();
         if state.stopping {
             return Err(NoRoom::Stopping);
@@ -67,9 +97,22 @@ impl Queue {
         if state.in_flight_bytes > 0 && state.in_flight_bytes + bytes > IN_FLIGHT_BYTES_MAX {
             return Err(NoRoom::Overloaded);
         }
+        let of_tenant = state.tenant_bytes.get(tenant).copied().unwrap_or(0);
+        if of_tenant > 0 && of_tenant + bytes > TENANT_BYTES_MAX {
+            return Err(NoRoom::Overloaded);
+        }
+        if let Some(collector) = collector {
+            let requests = state.collector_requests.entry((tenant.clone(), collector.clone())).or_default();
+            if *requests >= COLLECTOR_REQUESTS_MAX {
+                return Err(NoRoom::Overloaded);
+            }
+            *requests += 1;
+        }
         state.tickets += 1;
         state.in_flight_bytes += bytes;
-        Ok(Ticket { state: Arc::clone(&self.state), bytes })
+        *state.tenant_bytes.entry(tenant.clone()).or_default() += bytes;
+        let (tenant, collector) = (tenant.clone(), collector.cloned());
+        Ok(Ticket { state: Arc::clone(&self.state), tenant, collector, bytes })
     }
 
     pub(crate) fn push(&self, job: Job) {

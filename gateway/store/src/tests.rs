@@ -13,3 +13,4 @@ mod measure;
 mod sim;
 mod tamper;
 mod telemetry;
+mod turns;

@@ -190,6 +190,8 @@ pub struct Counters {
     pub batches_forked: u64,
     pub batches_gap: u64,
     pub batches_refused: u64,
+    /// Answered as a gap before their lines were looked at.
+    pub batches_unread: u64,
     pub events_stored: u64,
     pub events_withheld: u64,
     /// Of a name that is not in the catalogue.

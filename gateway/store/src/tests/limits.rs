@@ -118,12 +118,14 @@ fn a_store_of_another_format_version_is_not_opened() {
 }
 
 #[test]
-fn batches_of_64_mib_may_be_under_way_and_more_are_asked_back_after_1_s() {
+fn batches_of_512_mib_may_be_under_way_of_a_tenant_448_and_more_are_asked_back_after_1_s() {
     let lab = lab();
-    let queue = &lab.store.shared().queue;
-    let most = queue.enter(64 * MIB - 10).unwrap();
-    assert!(matches!(queue.enter(11), Err(NoRoom::Overloaded)));
-    let rest = queue.enter(10).unwrap();
+    let enter = |tenant: &str, bytes| lab.store.shared().queue.enter(&tenant.parse().unwrap(), None, bytes);
+    let most = enter("tenant-b", 448 * MIB - 10).unwrap();
+    assert!(matches!(enter("tenant-b", 11), Err(NoRoom::Overloaded)), "one tenant");
+    let others = enter("tenant-c", 64 * MIB).unwrap();
+    assert!(matches!(enter("tenant-a", 11), Err(NoRoom::Overloaded)), "all together");
+    let rest = enter("tenant-a", 10).unwrap();
     let mut c = Collector::new("tenant-a", "c1");
     let batch = c.processes(1, T0);
     let refused = ingest(&lab.store, &c, vec![batch.clone()]);
@@ -131,8 +133,8 @@ fn batches_of_64_mib_may_be_under_way_and_more_are_asked_back_after_1_s() {
         matches!(refused, Err(IngestError::Overloaded { retry_after }) if retry_after == Duration::from_secs(1)),
         "{refused:?}"
     );
-    drop((most, rest));
-    assert!(queue.enter(65 * MIB).is_ok(), "one request is always let in");
+    drop((most, others, rest));
+    assert!(enter("tenant-b", 513 * MIB).is_ok(), "one request is always let in");
     ingest(&lab.store, &c, vec![batch]).unwrap();
 }
 
