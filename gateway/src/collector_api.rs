@@ -100,7 +100,7 @@ async fn batches(
     }
     let declared = declared_bytes(&headers).and_then(|n| usize::try_from(n).ok());
     let bytes = declared.unwrap_or(REQUEST_BYTES_MAX).min(REQUEST_BYTES_MAX);
-    let Some(_memory) = gateway.reserve(&identity.tenant, bytes) else {
+    let Some(_memory) = gateway.reserve(&identity.tenant, &identity.collector, bytes) else {
         let reason = "too many batches are being received; nothing was stored";
         return Err(Refusal::busy(StatusCode::TOO_MANY_REQUESTS, reason, BUDGET_RETRY));
     };

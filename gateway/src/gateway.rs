@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex as StdMutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use activity_schema::Timestamp;
-use activity_schema::ids::TenantId;
+use activity_schema::api::REQUEST_BYTES_MAX;
+use activity_schema::ids::{CollectorId, TenantId};
 use http::StatusCode;
 use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 
@@ -24,6 +25,9 @@ use crate::tokens::Tokens;
 const BUDGET_UNITS: usize = 256 * 1024 * 1024 / BUDGET_UNIT;
 /// Share of one tenant: a flood of one leaves room for the others.
 const TENANT_BUDGET_UNITS: usize = BUDGET_UNITS / 4;
+/// Share of one collector, which has a request a stream under way: bodies that it declares and does not send keep no
+/// room from its neighbours.
+const COLLECTOR_BUDGET_UNITS: usize = 2 * REQUEST_BYTES_MAX / BUDGET_UNIT;
 /// Unit of the body budget, bytes.
 const BUDGET_UNIT: usize = 64 * 1024;
 
@@ -47,9 +51,10 @@ pub struct Gateway {
     pub metrics: Metrics,
     pub audit: Audit,
     pub ingest: Watch,
-    /// Bounds the memory of batch bodies, over all connections and for each tenant.
+    /// Bounds the memory of batch bodies, over all connections, for each tenant and each collector.
     budget: Arc<Semaphore>,
     tenant_budgets: StdMutex<BTreeMap<TenantId, Arc<Semaphore>>>,
+    collector_budgets: StdMutex<BTreeMap<(TenantId, CollectorId), Arc<Semaphore>>>,
     /// One enrolment or renewal at a time: checking a name and taking it are one step.
     pub enrolling: Mutex<()>,
     authority: RwLock<Arc<Authority>>,
@@ -81,6 +86,7 @@ impl Gateway {
             ingest: Watch::default(),
             budget: Arc::new(Semaphore::new(BUDGET_UNITS)),
             tenant_budgets: StdMutex::new(BTreeMap::new()),
+            collector_budgets: StdMutex::new(BTreeMap::new()),
             enrolling: Mutex::new(()),
             authority: RwLock::new(Arc::new(authority)),
         })
@@ -131,17 +137,18 @@ impl Gateway {
         }
     }
 
-    /// Room for a body of so many bytes; `None` when the gateway or the tenant has too many under way.
-    pub fn reserve(&self, tenant: &TenantId, bytes: usize) -> Option<[OwnedSemaphorePermit; 2]> {
+    /// Room for a body of so many bytes; `None` when the gateway, the tenant or the collector has too many under way.
+    pub fn reserve(
+        &self,
+        tenant: &TenantId,
+        collector: &CollectorId,
+        bytes: usize,
+    ) -> Option<[OwnedSemaphorePermit; 3]> {
         let units = u32::try_from(bytes.div_ceil(BUDGET_UNIT).max(1)).ok()?;
-        let own = {
-            let mut budgets = self.tenant_budgets.lock().unwrap_or_else(PoisonError::into_inner);
-            let fresh = || Arc::new(Semaphore::new(TENANT_BUDGET_UNITS));
-            Arc::clone(budgets.entry(tenant.clone()).or_insert_with(fresh))
-        };
-        let own = own.try_acquire_many_owned(units).ok()?;
-        let all = Arc::clone(&self.budget).try_acquire_many_owned(units).ok()?;
-        Some([own, all])
+        let own = share(&self.collector_budgets, (tenant.clone(), collector.clone()), COLLECTOR_BUDGET_UNITS);
+        let tenants = share(&self.tenant_budgets, tenant.clone(), TENANT_BUDGET_UNITS);
+        let take = |budget: Arc<Semaphore>| budget.try_acquire_many_owned(units).ok();
+        Some([take(own)?, take(tenants)?, take(Arc::clone(&self.budget))?])
     }
 
     /// Tenants that exist: those with evidence and those with enrolled collectors.
@@ -168,6 +175,12 @@ impl Gateway {
         let oldest = self.ingest.oldest(now).max(health.ingest_stalled);
         if oldest > self.settings.stall_max { Err("ingest stands still") } else { Ok(()) }
     }
+}
+
+/// Who is enrolled has a share, full at first.
+fn share<K: Ord>(shares: &StdMutex<BTreeMap<K, Arc<Semaphore>>>, of: K, units: usize) -> Arc<Semaphore> {
+    let mut shares = shares.lock().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(shares.entry(of).or_insert_with(|| Arc::new(Semaphore::new(units))))
 }
 
 #[cfg(test)]
@@ -198,17 +211,35 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn batch_bodies_have_256_mib_and_of_these_a_tenant_64() {
+    fn batch_bodies_have_256_mib_of_these_a_tenant_64_and_a_collector_16() {
         const MIB: usize = 1 << 20;
         let lab = Lab::new();
-        let reserve = |tenant: &str, bytes| lab.gateway.reserve(&tenant.parse().unwrap(), bytes);
-        let mut held: Vec<_> = (0..8).map(|_| reserve("a", 8 * MIB).unwrap()).collect();
-        assert!(reserve("a", 1).is_none(), "one tenant");
-        for tenant in ["b", "c", "d"] {
-            held.push(reserve(tenant, 64 * MIB).unwrap());
+        let reserve = |tenant: &str, collector: &str, bytes| {
+            lab.gateway.reserve(&tenant.parse().unwrap(), &collector.parse().unwrap(), bytes)
+        };
+        let mut held: Vec<_> = (0..2).map(|_| reserve("a", "1", 8 * MIB).unwrap()).collect();
+        assert!(reserve("a", "1", 1).is_none(), "one collector");
+        for collector in ["2", "3", "4"] {
+            held.push(reserve("a", collector, 16 * MIB).unwrap());
         }
-        assert!(reserve("e", 1).is_none(), "all together");
+        assert!(reserve("a", "5", 1).is_none(), "one tenant");
+        for tenant in ["b", "c", "d"] {
+            held.extend(["1", "2", "3", "4"].map(|collector| reserve(tenant, collector, 16 * MIB).unwrap()));
+        }
+        assert!(reserve("e", "1", 1).is_none(), "all together");
         held.pop();
-        assert!(reserve("e", 64 * MIB).is_some());
+        assert!(reserve("e", "1", 16 * MIB).is_some());
+    }
+
+    #[test]
+    fn bodies_that_one_collector_declares_and_does_not_send_leave_room_for_its_neighbour() {
+        const MIB: usize = 1 << 20;
+        let lab = Lab::new();
+        let reserve = |collector: &str| {
+            lab.gateway.reserve(&"a".parse().unwrap(), &collector.parse().unwrap(), 8 * MIB)
+        };
+        let idle: Vec<_> = (0..8).filter_map(|_| reserve("1")).collect();
+        assert_eq!(idle.len(), 2);
+        assert!(reserve("2").is_some());
     }
 }
