@@ -38,6 +38,8 @@ pub enum KeyringError {
 pub trait Keyring: Send + Sync + 'static {
     /// Seed of the gateway's signing key.
     fn gateway_seed(&self) -> Result<Secret, KeyringError>;
+    /// Whether a tenant's keys were made and are there.
+    fn has_keys(&self, tenant: &TenantId) -> Result<bool, KeyringError>;
     /// Key of a tenant's heads, footers and filters.
     fn head_key(&self, tenant: &TenantId) -> Result<Secret, KeyringError>;
     /// Key of one retention class and day. `None` when it is absent (erased) and `create` is false.
@@ -146,6 +148,14 @@ impl FileKeyring {
 impl Keyring for FileKeyring {
     fn gateway_seed(&self) -> Result<Secret, KeyringError> {
         self.plain(&self.dir.join("gateway.seed"))
+    }
+
+    fn has_keys(&self, tenant: &TenantId) -> Result<bool, KeyringError> {
+        let is_there = |name| {
+            let path = self.tenant_dir(tenant).join(name);
+            self.env.storage.read_if_present(&path).map(|key| key.is_some()).map_err(at(&path))
+        };
+        Ok(is_there("kek")? && is_there("head.key")?)
     }
 
     fn head_key(&self, tenant: &TenantId) -> Result<Secret, KeyringError> {

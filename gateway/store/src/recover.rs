@@ -23,9 +23,9 @@ use crate::record::{Clear, FLAG_FORK, StoredBatch, StoredLine, read_batch};
 use crate::sealer::admit_segment;
 use crate::segment::{self, Header as SegmentHeader, SegmentError};
 use crate::snapshot::load_coverage;
-use crate::store::{OpenError, Shared};
+use crate::store::{OpenError, Shared, keys_lost};
 use crate::summary::Summary;
-use crate::tenant::{OpenBatch, StreamState, Tenant, few, open_tenant, tenant_dir};
+use crate::tenant::{OpenBatch, StreamState, Tenant, few, holds_evidence, open_tenant, tenant_dir};
 use crate::terms::TermSet;
 use crate::wire::Reader;
 
@@ -100,8 +100,12 @@ impl Recovery<'_> {
     fn segments(&mut self, id: &TenantId) -> Result<(), OpenError> {
         let shared = self.shared;
         let dir = tenant_dir(&shared.config.dir, id);
-        // Names of a crashed tenant creation: no key, nothing stored.
         if shared.read_only && shared.keyring.head_key(id).is_err() {
+            // Otherwise it is the name of a crashed tenant creation: no key, nothing stored.
+            if holds_evidence(&shared.env, &dir)? {
+                shared.keyless.lock().insert(id.clone());
+                self.found(keys_lost(id));
+            }
             return Ok(());
         }
         let tenant = shared.make_tenant(id)?;
@@ -119,6 +123,10 @@ impl Recovery<'_> {
         }
         self.coverage_of_segments(&tenant, snapshot);
         Ok(())
+    }
+
+    fn is_keyless(&self, id: &TenantId) -> bool {
+        self.shared.keyless.lock().contains(id)
     }
 
     fn admit(&mut self, tenant: &Tenant, number: u64) {
@@ -140,6 +148,9 @@ impl Recovery<'_> {
             return Ok(());
         }
         for id in tenant_ids(self.shared)? {
+            if self.is_keyless(&id) {
+                continue;
+            }
             let tenant = self.shared.make_tenant(&id)?;
             for number in &numbers {
                 if self.shared.env.storage.len(&segment::segment_path(&tenant.dir, *number)).is_ok() {
@@ -245,6 +256,9 @@ impl Recovery<'_> {
         for found in Scan::new(&bytes, crate::commit::HEADER_BYTES) {
             let Found::Frame { kind: Kind::Batch, payload, .. } = found else { continue };
             let Ok(clear) = Clear::read(&mut Reader::new(payload)) else { continue };
+            if self.is_keyless(&clear.tenant) {
+                continue;
+            }
             let tenant = self.shared.make_tenant(&clear.tenant)?;
             acknowledged |= self.is_logged(&tenant, clear.leaf_index, merkle::leaf_hash(&clear.batch_hash.0));
         }
@@ -286,6 +300,9 @@ impl Recovery<'_> {
                 self.shared.damaged_files.lock().insert(number);
                 continue;
             };
+            if self.is_keyless(&clear.tenant) {
+                continue;
+            }
             let tenant = self.shared.make_tenant(&clear.tenant)?;
             let leaf = merkle::leaf_hash(&clear.batch_hash.0);
             if batch.unfinished && newest && !self.is_logged(&tenant, clear.leaf_index, leaf) {

@@ -122,6 +122,8 @@ pub(crate) struct Shared {
     pub signer: Option<Signer>,
     pub keyring: Arc<dyn Keyring>,
     pub tenants: RwLock<BTreeMap<TenantId, Arc<Tenant>>>,
+    /// Tenants with evidence whose keys do not open, where a store is only read.
+    pub keyless: Mutex<BTreeSet<TenantId>>,
     pub control: Mutex<ControlJournal>,
     pub index: Index,
     pub queue: Queue,
@@ -310,27 +312,31 @@ impl Store {
         .collect()
     }
 
-    /// Events in the order of `occurred_at`, with the coverage of the question. An unknown tenant has no events.
+    /// Events in the order of `occurred_at`, with the coverage of the question. An unknown tenant has no events, and one
+    /// without its keys is damaged.
     pub fn query(&self, tenant: &TenantId, query: &Query) -> Result<Answer, QueryError> {
         match self.shared().tenant(tenant) {
             Some(tenant) => self.shared().query(&tenant, query),
-            None => Ok(Answer {
-                coverage: self.coverage(
-                    tenant,
-                    &CoverageQuery {
-                        instance: query.instance.clone(),
-                        from: query.from,
-                        to: query.to,
-                        classes: query.classes.clone(),
-                    },
-                ),
-                events: Vec::new(),
-                next_cursor: None,
-                log_size: 0,
-                erased_lines: 0,
-                damaged: 0,
-                unreadable: Vec::new(),
-            }),
+            None => {
+                let keyless = self.shared().keyless.lock().contains(tenant);
+                Ok(Answer {
+                    coverage: self.coverage(
+                        tenant,
+                        &CoverageQuery {
+                            instance: query.instance.clone(),
+                            from: query.from,
+                            to: query.to,
+                            classes: query.classes.clone(),
+                        },
+                    ),
+                    events: Vec::new(),
+                    next_cursor: None,
+                    log_size: 0,
+                    erased_lines: 0,
+                    damaged: u64::from(keyless),
+                    unreadable: keyless.then(|| keys_lost(tenant)).into_iter().collect(),
+                })
+            }
         }
     }
 
@@ -483,6 +489,7 @@ fn assemble(
         signer,
         keyring,
         tenants: RwLock::default(),
+        keyless: Mutex::default(),
         index,
         queue: Queue::default(),
         checking: Arc::new(tokio::sync::Semaphore::new(
@@ -498,6 +505,11 @@ fn assemble(
         maintenance: Mutex::new(()),
     };
     Ok((shared, changed))
+}
+
+/// What is said of a tenant whose evidence cannot be opened.
+pub(crate) fn keys_lost(tenant: &TenantId) -> String {
+    format!("tenants/{tenant}: its keys (keys/tenants/{tenant}) are absent or do not open; put them back")
 }
 
 fn make_dir_all(env: &Env, dir: &Path) -> Result<(), OpenError> {

@@ -15,7 +15,7 @@ use crate::commit::FileId;
 use crate::coverage::Coverage;
 use crate::env::Env;
 use crate::keyring::{Keyring, KeyringError};
-use crate::log::TenantLog;
+use crate::log::{TenantLog, read_leaves};
 use crate::record::{Keys, SectionId};
 use crate::summary::Summary;
 use crate::terms::TermKey;
@@ -224,6 +224,13 @@ pub(crate) fn open_tenant(
             env.storage.create_dir(&part).map_err(|source| TenantError::Io { path: part.clone(), source })?;
         }
     }
+    // Made before anything was sealed under them: new ones would open nothing, and hide that these are gone.
+    if !keyring.has_keys(id)? && holds_evidence(env, &dir)? {
+        return Err(TenantError::KeysLost {
+            tenant: id.clone(),
+            keys: store.join("keys/tenants").join(id.as_str()),
+        });
+    }
     let keys = TenantKeys::open(id.clone(), Arc::clone(keyring))?;
     let log_dir = dir.join("log");
     let log = TenantLog::open(env, log_dir.clone(), read_only)
@@ -236,6 +243,18 @@ pub(crate) fn tenant_dir(store: &Path, id: &TenantId) -> PathBuf {
     store.join("tenants").join(id.as_str())
 }
 
+/// Whether a segment or a leaf of the log is there.
+pub(crate) fn holds_evidence(env: &Env, dir: &Path) -> Result<bool, TenantError> {
+    let (segments, log) = (dir.join("segments"), dir.join("log"));
+    let numbers = match env.storage.numbered(&segments, "seg") {
+        // A crash while the tenant was made.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        other => other.map_err(|source| TenantError::Io { path: segments, source })?,
+    };
+    let leaves = read_leaves(env, &log).map_err(|source| TenantError::Io { path: log, source })?;
+    Ok(!numbers.is_empty() || !leaves.is_empty())
+}
+
 /// Why a tenant's part of the store does not open.
 #[derive(Debug, thiserror::Error)]
 pub enum TenantError {
@@ -245,6 +264,12 @@ pub enum TenantError {
         #[source]
         source: std::io::Error,
     },
+    #[error(
+        "tenant {tenant} has evidence, but its keys are absent or incomplete: put {} back from the backup of the keys; \
+         without them nothing of the tenant reads",
+        .keys.display()
+    )]
+    KeysLost { tenant: TenantId, keys: PathBuf },
     #[error(transparent)]
     Key(#[from] KeyringError),
 }

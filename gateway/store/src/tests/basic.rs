@@ -235,3 +235,38 @@ fn one_writer_at_a_time() {
     assert!(matches!(Store::open(config(dir.path())), Err(crate::OpenError::Locked(_))));
     let _ = Instances::Host;
 }
+
+#[test]
+fn a_tenant_with_evidence_and_without_its_keys_does_not_open_and_reads_as_damaged() {
+    for sealed in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(config(dir.path())).unwrap();
+        let (mut a, mut b) = (Collector::new("tenant-a", "c1"), Collector::new("tenant-b", "c2"));
+        for c in [&mut a, &mut b] {
+            let batch = c.processes(3, T0);
+            ingest(&store, c, vec![batch]).unwrap();
+        }
+        if sealed {
+            seal_all(&store);
+        }
+        store.close();
+        drop(store);
+        let keys = dir.path().join("store/keys/tenants/tenant-a");
+        let aside = dir.path().join("aside");
+        std::fs::rename(&keys, &aside).unwrap();
+
+        let error = Store::open(config(dir.path())).err().unwrap().to_string();
+        assert!(error.contains("tenant-a") && error.contains("put ") && !keys.exists(), "{error}");
+        let read = Store::open_read_only(&dir.path().join("store")).unwrap();
+        let answer = read.query(&a.tenant, &Query::default()).unwrap();
+        assert_eq!((answer.events.len(), answer.damaged), (0, 1));
+        assert!(answer.unreadable[0].contains("keys/tenants/tenant-a"), "{:?}", answer.unreadable);
+        assert!(read.findings().iter().any(|f| f.contains("keys/tenants/tenant-a")), "{:?}", read.findings());
+        let other = read.query(&b.tenant, &Query::default()).unwrap();
+        assert_eq!((other.events.len(), other.damaged), (3, 0));
+
+        std::fs::rename(&aside, &keys).unwrap();
+        let store = Store::open(config(dir.path())).unwrap();
+        assert_eq!(store.query(&a.tenant, &Query::default()).unwrap().events.len(), 3);
+    }
+}
