@@ -19,6 +19,7 @@ use activity_schema::event::{EVENT_BYTES_MAX, Retention, Sensitivity, Trust};
 use activity_schema::ids::{self, CollectorId, Epoch, HostId, InstanceId, StreamId, TenantId};
 use activity_schema::{BatchHeader, Class, Event, Hash, SignedBatch, Timestamp};
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use crate::bundle::{Export, ExportError, ExportRequest};
 use crate::check::{Checked, Content, Facts};
@@ -253,6 +254,8 @@ struct Importer {
     next_sequence: u64,
     previous: Hash,
     lines: Vec<Vec<u8>>,
+    /// Id and leaf of the original lines: as such they are told from what collectors sent.
+    ids: Vec<(Uuid, Hash)>,
     bytes: usize,
     range: Option<(Timestamp, Timestamp)>,
     stored: u64,
@@ -276,6 +279,7 @@ impl Importer {
             next_sequence: 1,
             previous: Hash::default(),
             lines: Vec::new(),
+            ids: Vec::new(),
             bytes: 0,
             range: None,
             stored: 0,
@@ -313,6 +317,7 @@ impl Importer {
         let at = event.occurred_at;
         let (min, max) = self.range.unwrap_or((at, at));
         self.range = Some((min.min(at), max.max(at)));
+        self.ids.push((event.event_id, Leaf::Line(original).hash()));
         let line = event.to_line();
         self.bytes += line.len() + 1;
         self.lines.push(line);
@@ -334,7 +339,9 @@ impl Importer {
             NoRoom::Stopping => ImportError::Closed,
             NoRoom::Overloaded => ImportError::Overloaded { stored: report.stored },
         })?;
-        let checked = self.checked(&signed, &lines);
+        let ids = std::mem::take(&mut self.ids);
+        let mut checked = self.checked(&signed, &lines);
+        checked.content.facts.conflicts = shared.recent.conflicts(&self.tenant.id, &ids);
         let (reply, answer) = oneshot::channel();
         let tenant = Arc::clone(&self.tenant);
         shared.queue.push(Job {

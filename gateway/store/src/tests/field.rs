@@ -8,7 +8,7 @@ use super::basic::{config, ingest, seal_all};
 use super::kit::{Collector, T0};
 use super::telemetry::{object, say};
 use crate::types::Query;
-use crate::{ControlRecord, CoverageQuery, Store};
+use crate::{ControlRecord, CoverageQuery, ImportDefaults, Store};
 
 const DAY: i64 = 86_400_000_000_000;
 
@@ -89,6 +89,30 @@ fn fc33_the_same_id_with_other_bytes_alarms_and_the_same_content_under_other_ids
     let events = store.query(&c.tenant, &Query::default()).unwrap().events;
     assert_eq!(events.len(), 3, "nothing is dropped");
     assert_eq!(events[0].line, first);
+}
+
+#[test]
+fn fc33_an_imported_line_with_a_stored_id_and_other_bytes_alarms_and_the_stored_line_itself_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(config(dir.path())).unwrap();
+    let mut c = Collector::new("tenant-a", "c1");
+    let first = c.line(0, "process.exec", T0, |_| {});
+    let id = Event::parse(&first).unwrap().event_id;
+    let other = c.line(0, "process.exec", T0, |e| e.event_id = id);
+    let batch = c.batch(std::slice::from_ref(&first), (T0, T0));
+    ingest(&store, &c, vec![batch]).unwrap();
+    let defaults = ImportDefaults { host: c.host.clone(), instance: c.instance.clone() };
+    let alarms = |line: &[u8]| {
+        assert_eq!(store.import(&c.tenant, &defaults, line).unwrap().stored, 1);
+        let records = store.control_records(1, 100);
+        let ids = records.into_iter().filter_map(|(_, record)| match record {
+            ControlRecord::Conflict { event_id, count: 1, .. } => Some(event_id),
+            _ => None,
+        });
+        (ids.collect::<Vec<_>>(), store.health().counters.event_id_conflicts)
+    };
+    assert_eq!(alarms(&first), (vec![], 0));
+    assert_eq!(alarms(&other), (vec![id], 1));
 }
 
 fn is_conflict(record: &(u64, ControlRecord)) -> bool {
