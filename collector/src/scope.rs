@@ -113,10 +113,13 @@ impl ScopeTable {
         self.scopes.get(&number)
     }
 
-    /// Puts back a scope of an earlier run of this boot.
+    /// Puts back a scope of an earlier run of this boot; called in the order of opening. The log also holds what that run
+    /// had forgotten: each sandbox keeps its share, the newest.
     pub fn restore(&mut self, scope: Scope) {
-        self.order.push(scope.number);
-        self.scopes.insert(scope.number, scope);
+        if self.make_room(&scope.instance, &|_| false).is_ok() {
+            self.order.push(scope.number);
+            self.scopes.insert(scope.number, scope);
+        }
     }
 
     /// Processes that registered a session.
@@ -397,6 +400,18 @@ mod tests {
         let opener = Caller { instance: instance.into(), ..caller(&format!("p-{instance}"), 0) };
         let session = request(ScopeKind::Session, instance, None);
         table.open(number, &opener, &root("q", 0, true), session, ALL_LIVE).map(drop)
+    }
+
+    #[test]
+    fn what_is_put_back_leaves_room_for_others() {
+        let (mut before, mut table) = (ScopeTable::default(), ScopeTable::default());
+        more(&mut before, 1, "i").unwrap();
+        let scope = before.get(1).unwrap();
+        for number in 1..=10_000 {
+            table.restore(Scope { number, ..scope.clone() });
+        }
+        assert!(table.get(1).is_none() && table.get(10_000).is_some(), "the newest");
+        assert_eq!(more(&mut table, 20_000, "j"), Ok(()));
     }
 
     #[test]
